@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64encode, urlsafe_b64encode
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from itertools import accumulate, compress, zip_longest
 from math import ceil
 from operator import attrgetter, getitem
@@ -106,15 +107,15 @@ def _parts(text: str) -> Iterator[bytes]:
 
 class _State(dict[int, "_State"]):
     """A state of an automaton, as its transitions by the next byte. ``text`` is the longest end of
-    what was read that some form begins with."""
+    what was read that some form begins with, and goes on after."""
 
     __slots__ = ("automaton", "found", "text")
 
-    def __init__(self, automaton: Automaton, text: bytes) -> None:
+    def __init__(self, automaton: Automaton, text: bytes, found: int) -> None:
         super().__init__()
         self.automaton, self.text = automaton, text
         # The length of the longest form that ends here; 0 if none does.
-        self.found = automaton.longest_at_end(text)
+        self.found = found
 
     def __missing__(self, byte: int) -> _State:
         return self.automaton.transition(self, byte)
@@ -138,18 +139,18 @@ class Automaton:
         self._clear()
 
     def _clear(self) -> None:
-        self._states: dict[bytes, _State] = {}
+        self._states: dict[tuple[bytes, int], _State] = {}
         # How many are known.
         self.transitions = 0
-        self.start = self._state(b"")
+        self.start = self._state(b"", 0)
 
-    def _state(self, text: bytes) -> _State:
-        found = self._states.get(text)
-        if found is None:
-            found = self._states[text] = _State(self, text)
-        return found
+    def _state(self, text: bytes, found: int) -> _State:
+        state = self._states.get((text, found))
+        if state is None:
+            state = self._states[text, found] = _State(self, text, found)
+        return state
 
-    def longest_at_end(self, text: bytes) -> int:
+    def _longest_at_end(self, text: bytes) -> int:
         """The length of the longest form with which a text ends; 0 if it ends with none."""
         backward = text[::-1]
         at = bisect_right(self._backward, backward) - 1
@@ -160,18 +161,20 @@ class Automaton:
     def transition(self, state: _State, byte: int) -> _State:
         """The state after one more byte, where that is not known yet."""
         text = state.text + bytes((byte,))
+        found = self._longest_at_end(text)
         # Each turn makes the text shorter, and each byte made it longer by one: on average there
         # are less than two.
-        while text and not self._is_beginning(text):
+        while text and not self._may_go_on(text):
             text = text[1:]
         if self.transitions >= TRANSITIONS_MAX:
             self._clear()
         self.transitions += 1
-        after = state[byte] = self._state(text)
+        after = state[byte] = self._state(text, found)
         return after
 
-    def _is_beginning(self, text: bytes) -> bool:
-        at = bisect_left(self.forms, text)
+    def _may_go_on(self, text: bytes) -> bool:
+        """Whether a text is the beginning of a form, and not all of it."""
+        at = bisect_right(self.forms, text)
         return at < len(self.forms) and self.forms[at].startswith(text)
 
 
@@ -239,6 +242,17 @@ class Masker:
             self._size -= len(held)
             self._state = self._automaton.start
         return held
+
+    def forget(self) -> None:
+        """What follows is not what was held back: no value goes on in it."""
+        self._covered.clear()
+        self._rest = None
+
+    def copy(self) -> Masker:
+        """One with the same state, which goes on by itself."""
+        other = copy(self)
+        other._covered = list(self._covered)  # noqa: SLF001 - of the same class
+        return other
 
     def feed(self, data: bytes) -> bytes:
         """The next bytes, masked; what may be the beginning of a value comes later."""
@@ -310,7 +324,7 @@ class Masker:
         for end, begin in sorted(places):
             self._cover(first + begin, first + end)
         # The state depends on the last bytes alone.
-        at = max(0, len(data) - self._automaton.longest, data.rfind(b"\n") + 1)
+        at = max(0, len(data) - self._automaton.longest + 1, data.rfind(b"\n") + 1)
         state = self._automaton.start if at else self._state
         self._state = deque(accumulate(data[at:], getitem, initial=state), maxlen=1).pop()
         self._size += len(data)

@@ -6,7 +6,7 @@ import asyncio
 from datetime import timedelta
 from pathlib import Path
 
-from libs.contracts.messages import ReadLogLines
+from libs.contracts.messages import ListSecretForms, ReadLogLines
 from libs.service.definition import Ports, Service
 from libs.service.loop import Loop, Wake
 from libs.service.prune import PruneCutoff, number_cutoff
@@ -19,6 +19,7 @@ from services.log_collector.error_lines import patterns_of
 from services.log_collector.handlers import HANDLERS, READS, Queries
 from services.log_collector.line_pages import LinePages
 from services.log_collector.loop import RUNS, OutputPruner, copy_loop, drop_loop, record_loop
+from services.log_collector.masks import RunMasks, masks_loop
 from services.log_collector.plain import PlainWriter, plain_loop
 from services.log_collector.recorder import Recorder
 from services.log_collector.sealing import Sealer, seal_loop
@@ -42,6 +43,7 @@ def build(
     source = source or source_of(settings)
     state, record, seal, ended = State(), Wake(), Wake(), asyncio.Lock()
     plain = Wake()
+    masks = RunMasks(ports.bus, state) if settings.source == "kubernetes" else None
     collector = Collector(
         database=ports.store,
         bus=ports.bus,
@@ -53,6 +55,7 @@ def build(
         pace=settings,
         state=state,
         record=record,
+        masks=masks,
     )
     recorder = Recorder(
         database=ports.store,
@@ -98,6 +101,7 @@ def build(
         loops=(
             copy_loop(ports.store, collector),
             record_loop(recorder),
+            *((masks_loop(masks),) if masks is not None else ()),
             error_loop(ports.store, finder),
             seal_loop(sealer, seal),
             *plain_loops(settings, ports, archive, plain),
@@ -145,4 +149,5 @@ WIRING = Wiring(
     tables=TABLES,
     migrations=Path(__file__).parent / "migrations",
     consumes=tuple(HANDLERS),
+    requests=(ListSecretForms,),
 )

@@ -71,7 +71,11 @@ def oracle(text: bytes, forms: tuple[bytes, ...]) -> bytes:
         for at in range(len(text)):
             if text.startswith(form, at):
                 covered[at : at + len(form)] = [True] * len(form)
-    ends = [at for at in range(len(text)) if any(form.startswith(text[at:]) for form in forms)]
+    ends = [
+        at
+        for at in range(len(text))
+        if any(form.startswith(text[at:]) and form != text[at:] for form in forms)
+    ]
     if ends and len(text) - ends[0] >= 6:
         covered[ends[0] :] = [True] * (len(text) - ends[0])
     found = b""
