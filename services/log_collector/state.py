@@ -6,10 +6,10 @@ Lost in a crash, and built again from the database.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import takewhile
 
 from libs.service.masking import Masker
 from services.log_collector.domain import Address, Entry, OutputKey
@@ -83,7 +83,9 @@ class Tail:
         """The last bytes of the source that may be stored: no secret is in them."""
         if self.masker is None:
             return self.last
-        return os.path.commonprefix([self.last[::-1], self.kept[::-1]])[::-1]  # noqa: RUF071 - of bytes
+        pairs = zip(reversed(self.last), reversed(self.kept), strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return self.last[len(self.last) - same :]
 
     @property
     def is_due(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,11 @@ from libs.service.masking import Masker, secret_forms
 from services.log_collector import collector as collector_module
 from services.log_collector import domain
 from services.log_collector.archives.memory import MemoryArchive
+from services.log_collector.archives.port import ArchiveError, Write
 from services.log_collector.domain import Folded, Timestamp
 from services.log_collector.masks import masked
 from services.log_collector.sources.memory import MemorySource
-from services.log_collector.sources.port import LogSource
+from services.log_collector.sources.port import LogSource, ReadRequest, ReadResult
 from services.log_collector.store import OutputRow, RunRow
 from tests.kit.clock import at
 from tests.kit.memory import MemoryPlatform
@@ -194,6 +195,18 @@ async def test_output_of_a_run_that_the_launcher_has_forgotten_is_not_stored() -
     assert [row.collected for row in await harness.rows(RunRow)] == [True]
 
 
+class Checking(Forgetful):
+    """Sees that the bytes before the requested ones are those that it has, as an agent does."""
+
+    async def read(
+        self, requests: Sequence[ReadRequest], bytes_max: int
+    ) -> Sequence[ReadResult | None]:
+        for request in requests:
+            output = bytes(self.outputs.get(request.address.key, b""))
+            assert output[: request.offset].endswith(request.before[-request.offset :] or b"")
+        return await super().read(requests, bytes_max)
+
+
 SECRETS = ("abcabc", "bcbcaa", "cccccc")
 PIECES = st.lists(
     st.sampled_from([*SECRETS, "abca", "bcb", "a", "cc", "\n", "\r", " 10%|", "x", "é"]),
@@ -204,7 +217,7 @@ PIECES = st.lists(
 @given(lives_of(PIECES), fates)
 @settings(max_examples=60, deadline=None)
 async def test_no_crash_stores_a_value_or_loses_a_byte(lived: Lives, fails: str) -> None:
-    platform, source, disk = MemoryPlatform(), Forgetful(), MemoryArchive(SEGMENT_BYTES)
+    platform, source, disk = MemoryPlatform(), Checking(), MemoryArchive(SEGMENT_BYTES)
     archive, forms = CrashingArchive(disk), secret_forms(SECRETS)
     changes = {"record_seconds": 1.0, "read_bytes_max": 4096, "pass_bytes_max": 8192}
     async with launcher(platform, forms):
@@ -247,7 +260,7 @@ def _oracle(data: bytes, forms: tuple[bytes, ...]) -> bytes:
 
 async def test_a_restart_within_a_stretch_of_values_shows_no_rest_of_them() -> None:
     # The first value is complete and its end may begin the second one when the process dies.
-    source, platform = Forgetful(), MemoryPlatform()
+    source, platform = Checking(), MemoryPlatform()
     async with launcher(platform, secret_forms(["abcdefgh", "efghijklmnop"])):
         harness = await masking(source, platform)
         await harness.handle(started())
@@ -259,6 +272,33 @@ async def test_a_restart_within_a_stretch_of_values_shows_no_rest_of_them() -> N
         await harness.handle(exited())
         await harness.settle()
     assert re.sub(rb"[*]+", b"*", await stored(harness.archive)) == b"x * y\n"
+
+
+class Refusing(MemoryArchive):
+    """Refuses every other write."""
+
+    writes = 0
+
+    async def write(self, writes: Sequence[Write], *, epoch: int) -> None:
+        self.writes += 1
+        if self.writes % 2:
+            raise ArchiveError("the disk is full")
+        await super().write(writes, epoch=epoch)
+
+
+async def test_a_disk_that_refuses_changes_nothing_of_what_is_masked() -> None:
+    source, platform = Checking(), MemoryPlatform()
+    async with launcher(platform):
+        harness = await masking(source, platform, Refusing())
+        await harness.handle(started())
+        await harness.copy_and_record()
+        for piece in (b"a hf_Zq", b"3vT8xLw2Rk9 b\nhf_", b"Zq3vT8xLw2Rk9", b"c\n"):
+            source.append(key_of(), piece)
+            await harness.copy_and_record()
+        await harness.handle(exited())
+        for _ in range(10):
+            await harness.settle()
+    assert await stored(harness.archive) == b"a *** b\n***c\n"
 
 
 async def test_lines_keep_the_times_of_the_source() -> None:
