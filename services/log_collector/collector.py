@@ -272,7 +272,7 @@ class Collector:
             begin = max(tail.sealed * self.archive.segment_bytes, tail.size - LAST_BYTES)
             tail.kept = await self.archive.read(tail.key, begin, tail.size - begin)
             # Masks are not what the source has.
-            if not tail.last and not (self.masks is not None and tail.skipped):
+            if not tail.last and self.masks is None:
                 tail.last = tail.kept
         if tail.timestamps and tail.written_at is None:
             last = await self.archive.timestamps(tail.key, tail.timestamps - 1, 1)

@@ -121,7 +121,7 @@ def _noted(tail: Tail, now: datetime) -> tuple[Tail, OutputRow, list[EntryRow]]:
         complete=tail.complete,
         recorded_at=now,
         skipped=tail.skipped,
-        before=tail.before if tail.skipped else b"",
+        before=tail.before if tail.skipped or tail.masker is not None else b"",
         binary=tail.binary,
         timestamps=tail.timestamps,
     )
