@@ -41,8 +41,7 @@ def build(
     """The service, not running. Source and archive replace the files (in a simulation)."""
     archive = archive or archive_of(settings, ports)
     source = source or source_of(settings)
-    state, record, seal, ended = State(), Wake(), Wake(), asyncio.Lock()
-    plain = Wake()
+    state, record, seal, plain, ended = State(), Wake(), Wake(), Wake(), asyncio.Lock()
     masks = RunMasks(ports.bus, state) if settings.source == "kubernetes" else None
     collector = Collector(
         database=ports.store,
@@ -81,7 +80,6 @@ def build(
         ended=ended,
     )
     times = Times(archive=archive, state=state, transaction=ports.store.transaction)
-    queries = Queries(state=state, archive=archive, times=times, answers=settings)
     pages = LinePages(
         database=ports.store, archive=archive, times=times, state=state, answers=settings
     )
@@ -96,7 +94,7 @@ def build(
         ports=ports,
         handlers=HANDLERS,
         reads=READS,
-        commands=queries.table(),
+        commands=Queries(state=state, archive=archive, times=times, answers=settings).table(),
         queries={ReadLogLines: pages.answer},
         loops=(
             copy_loop(ports.store, collector),
