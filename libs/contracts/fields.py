@@ -336,7 +336,7 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
         ),
         "continues": Shown(about="The ended task that it goes on with.", hidden=True),
         "secret_env": Shown(
-            about="Variables whose values are masked in the output of processes.",
+            about="Variables whose values are masked in the output.",
             options=("--secret-env",),
             metavar="NAME",
         ),

@@ -1646,6 +1646,21 @@ class OpenExecReply(Message):
     node_id: str = ""
 
 
+class ListSecretForms(Message):
+    """ListSecretForms asks for the texts by which the secrets of a run are found in its output.
+    Only log-collector asks, which masks output of pods."""
+
+    task_id: TaskIdText
+    attempt: int = 0
+
+
+class ListSecretFormsReply(Message):
+    """ListSecretFormsReply has them. It is refused where the run is not known any more."""
+
+    refusal: Refusal | None = None
+    forms: tuple[Base64, ...] = ()
+
+
 class Notification(Message):
     """Notification says where messages about tasks go, and which. Its secret is in no message
     but the answer to the command that made it."""

@@ -496,6 +496,20 @@ ROUTES: dict[type[m.Message], Route] = {
         kind=Kind.REPLY,
         reply=None,
     ),
+    m.ListSecretForms: Route(
+        type_name="shiftwork.command.v1.ListSecretForms",
+        subject="cmd.launcher.list_secret_forms",
+        owner="launcher",
+        kind=Kind.COMMAND,
+        reply=m.ListSecretFormsReply,
+    ),
+    m.ListSecretFormsReply: Route(
+        type_name="shiftwork.command.v1.ListSecretFormsReply",
+        subject="",
+        owner="launcher",
+        kind=Kind.REPLY,
+        reply=None,
+    ),
     m.SetNotification: Route(
         type_name="shiftwork.command.v1.SetNotification",
         subject="cmd.monitor.set_notification",

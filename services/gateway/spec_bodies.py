@@ -376,6 +376,5 @@ class TaskSpecBody(Body):
         description="What each replica is planned with; left out: its limit. At most 1125899906842624 bytes.",
     )
     secret_env: NamedTexts = Field(
-        default_factory=list,
-        description="Variables whose values are masked in the output of processes.",
+        default_factory=list, description="Variables whose values are masked in the output."
     )

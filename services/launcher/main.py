@@ -7,7 +7,13 @@ from datetime import timedelta
 from pathlib import Path
 
 from libs.bus.sessions import SessionTimes
-from libs.contracts.messages import ExecInput, OpenExec, RunAssigned, RunResumed
+from libs.contracts.messages import (
+    ExecInput,
+    ListSecretForms,
+    OpenExec,
+    RunAssigned,
+    RunResumed,
+)
 from libs.service.definition import Ports, Service
 from libs.service.loop import Loop
 from libs.service.prune import prune_loop
@@ -25,6 +31,7 @@ from services.launcher.handlers import HANDLERS, READS, Commands
 from services.launcher.local_nodes import pids_max, plan_nodes
 from services.launcher.loop import Launcher, Limits
 from services.launcher.run_orders import Site
+from services.launcher.run_secrets import RunSecrets
 from services.launcher.run_traces import RunTraces
 from services.launcher.runtimes.node_client import Machine
 from services.launcher.runtimes.port import Runtime
@@ -61,7 +68,10 @@ def build(settings: LauncherSettings, ports: Ports, *, runtime: Runtime | None =
         handlers=HANDLERS,
         reads=READS,
         commands=commands.table(),
-        queries={OpenExec: sessions.open},
+        queries={
+            OpenExec: sessions.open,
+            ListSecretForms: RunSecrets(ports.store, _site(settings)).answer,
+        },
         loops=(
             *launcher.loops(settings.look_tick_seconds, settings.reconcile_tick_seconds),
             prune_loop(

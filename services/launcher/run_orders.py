@@ -11,7 +11,8 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from libs.contracts.messages import Checkpoint, Placement, Role
+from libs.contracts.ids import RunId
+from libs.contracts.messages import Checkpoint, Placement, Role, TaskSpec
 from libs.contracts.port_names import port_variable
 from libs.contracts.rank_sizes import limits_of, size_of
 from libs.contracts.run_token import make_run_token
@@ -95,7 +96,6 @@ class _RankBuilder:
         self._shared = _platform_variables(run, site, self._token)
         self._render = renderer(run.spec.contract, hosts)
         self._starts = rank_restarts.counts(run)
-        self._patterns = [each.upper() for each in site.secret_env_patterns]
 
     def __call__(self, place: Placement, host: Host) -> RankOrder:
         spec = self._spec
@@ -131,16 +131,28 @@ class _RankBuilder:
             start=start,
             notice=_restart_notice(role, start),
             ready=role.ready if role.ready is not None and role.ready.port else None,
-            secrets=(RUN_TOKEN, *self._secrets({**spec.env, **role.env})),
+            secrets=(RUN_TOKEN, *_secrets(spec, {**spec.env, **role.env}, self._site)),
         )
 
-    def _secrets(self, env: Iterable[str]) -> Iterator[str]:
-        """Which of the task's own variables are secrets: those that it declares, and those whose
-        names are of a secret by the site's patterns."""
-        declared = frozenset(self._spec.secret_env)
-        for name in env:
-            if name in declared or any(fnmatchcase(name.upper(), each) for each in self._patterns):
-                yield name
+
+def secret_values(spec: TaskSpec, run_id: RunId, site: Site) -> Iterator[str]:
+    """The values of the secrets of all ranks of a run."""
+    yield make_run_token(site.token_key, run_id)
+    for role in spec.roles:
+        own = role_of_attempt(role, spec, run_id.attempt).env
+        # A role's own value hides the task's from its ranks, not from others.
+        for env in (spec.env, own):
+            yield from (env[name] for name in _secrets(spec, env, site))
+
+
+def _secrets(spec: TaskSpec, env: Iterable[str], site: Site) -> Iterator[str]:
+    """Which of the task's own variables are secrets: those that it declares, and those whose names
+    are of a secret by the site's patterns."""
+    declared = frozenset(spec.secret_env)
+    patterns = [each.upper() for each in site.secret_env_patterns]
+    for name in env:
+        if name in declared or any(fnmatchcase(name.upper(), each) for each in patterns):
+            yield name
 
 
 def _platform_variables(run: Run, site: Site, token: str) -> Mapping[str, str]:

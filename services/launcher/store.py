@@ -125,6 +125,7 @@ async def _forget(tx: Tx, run: Run, last: Checkpoint | None) -> None:
                 exit=run.exit,
                 checkpoint=last,
                 forgotten_at=tx.now,
+                spec=run.spec,
             )
         )
 

@@ -9,12 +9,16 @@ The collector keeps only the last state of a line that is being rewritten (a pro
 line ends. Until then live readers get its state, and some states are kept for later ones. Skipped
 bytes are counted: an offset in the source is the kept size plus these.
 
+Output of pods has its secrets masked here (``masks.py``): a mask is shorter than what it stands
+for, and the difference counts as skipped.
+
 Every read adds time stamps to its bytes: those of the source, or the time of reading.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -25,6 +29,7 @@ from libs.contracts.envelope import Envelope
 from libs.contracts.messages import LogChunk, LogTimestamp, Placement
 from libs.service.clock import Clock
 from libs.service.loop import Wake
+from libs.service.masking import MASK, Masker
 from libs.service.observability import log
 from libs.store.port import Delta, Store, TermOverError
 from services.log_collector import domain, store
@@ -38,8 +43,9 @@ from services.log_collector.domain import (
     Pace,
     Timestamp,
 )
+from services.log_collector.masks import RunMasks, masked, masked_whole
 from services.log_collector.sources.port import LogSource, ReadRequest, ReadResult, Stored
-from services.log_collector.state import SERVICE, Run, State, Tail, keys_of
+from services.log_collector.state import READ_BYTES_MAX, SERVICE, Run, State, Tail, keys_of
 from services.log_collector.store import OutputRow, RunRow
 
 # So many outputs are written to the archive and published at a time.
@@ -52,6 +58,9 @@ PUBLISH_LINE_SECONDS = 0.5
 KEEP_LINE_SECONDS_MIN, KEEP_LINE_SECONDS_MAX = 2.0, 60.0
 # A new leader repeats to the source what was collected in this time, for so many runs at most.
 REPEAT_WINDOW, REPEAT_MAX = timedelta(hours=1), 10_000
+# Masking what is read at once of an output takes so long at most, but for so few bytes.
+MASK_SECONDS_MAX = 0.05
+MASKED_BYTES_MIN = 65_536
 # So many time stamps at most are taken over of what a process before kept and did not record.
 TAKEN_OVER_MAX = 65_536
 
@@ -99,6 +108,8 @@ class Collector:
     record: Wake
     # Runs to take up at the next step, and what was known of their outputs when leading began.
     new_runs: dict[Run, RunRow] = field(default_factory=dict)
+    # Where the source does not mask secrets.
+    masks: RunMasks | None = None
     known: dict[Run, dict[int, OutputRow]] = field(default_factory=dict)
     # How many segments of their outputs are sealed.
     sealed: dict[OutputKey, int] = field(default_factory=dict)
@@ -190,6 +201,8 @@ class Collector:
                 tail.exited_at = row.exited_at
             self.state.runs[run] = row
             self.record.set()
+            if self.masks is not None:
+                self.masks.wake.set()
             self.known.pop(run, None)
             if self.new_runs.get(run) is row:
                 del self.new_runs[run]
@@ -257,10 +270,13 @@ class Collector:
         """Read the end of what is kept, where the process before left it."""
         if tail.complete:
             return
-        if tail.size and not tail.last:
+        if tail.size and (self.masks is not None or not tail.last):
             # Only what is not sealed: the bucket may be away, and this serves to find a place only.
             begin = max(tail.sealed * self.archive.segment_bytes, tail.size - LAST_BYTES)
-            tail.last = await self.archive.read(tail.key, begin, tail.size - begin)
+            tail.kept = await self.archive.read(tail.key, begin, tail.size - begin)
+            # Masks are not what the source has.
+            if not tail.last and self.masks is None:
+                tail.last = tail.kept
         if tail.timestamps and tail.written_at is None:
             last = await self.archive.timestamps(tail.key, tail.timestamps - 1, 1)
             tail.written_at = last[0].at if last else None
@@ -271,13 +287,14 @@ class Collector:
     async def _copy(self) -> bool:
         """Read new bytes, keep and publish them. Returns whether there is more to read at once."""
         tails = self.state.tails
-        open_tails = [tail for tail in tails.values() if not (tail.complete or tail.full)]
+        wanted = [tail for tail in tails.values() if not (tail.complete or tail.full)]
+        open_tails = [tail for tail in wanted if self._is_maskable(tail)]
         bytes_max = self.bounds.read_bytes_max
         requests = [
             ReadRequest(
                 tail.address,
                 tail.source_offset + len(tail.line),
-                bytes_max,
+                min(bytes_max, tail.read_bytes),
                 (tail.last + tail.line)[-LAST_BYTES:] if tail.line else tail.last,
                 sure=tail.exited_at is not None,
             )
@@ -300,6 +317,9 @@ class Collector:
         for tail, result in found:
             if tail.exited_at is not None or result.problem != tail.problem:
                 await self._check_end(tail, result)
+        for tail in wanted:
+            if self.masks is not None and (problem := self.masks.problem_of(_run_of(tail))):
+                await self._check_end(tail, ReadResult(problem=problem))
         for tail in tails.values():
             # Nothing is kept beyond the limit, so the exit is the end.
             if tail.full and tail.exited_at is not None:
@@ -307,23 +327,50 @@ class Collector:
         for tail, _ in fresh:  # the next pass begins with the others
             tails[tail.key] = tails.pop(tail.key)
         return len(found) < len(open_tails) or any(
-            len(result.data) >= self.bounds.read_bytes_max for _, result in fresh
+            len(result.data) >= min(bytes_max, tail.read_bytes) for tail, result in fresh
         )
 
-    async def _keep(self, fresh: Sequence[tuple[Tail, Folded]]) -> None:
+    def _is_maskable(self, tail: Tail) -> bool:
+        """Whether its output may be read: its secrets are known, or masked by its source."""
+        if self.masks is None or tail.masker is not None:
+            return True
+        forms = self.masks.forms_of(_run_of(tail))
+        if forms is None:
+            return False
+        # What the process before kept may end within a value, of which the mask is there.
+        tail.masker = Masker(forms, resumed=tail.kept.endswith(MASK))
+        return True
+
+    def _masked(self, tail: Tail, new: Folded, *, ends: bool) -> tuple[Folded, Masker | None]:
+        """New output with its secrets masked, and what goes on masking once it is kept. Of output
+        with which that takes long less is read at once, so that the others do not wait for it."""
+        if tail.masker is None:
+            return new, None
+        masker, begin = tail.masker.copy(), time.thread_time()
+        result = masked(masker, new, ends=ends)
+        if time.thread_time() - begin > MASK_SECONDS_MAX:
+            tail.read_bytes = max(MASKED_BYTES_MIN, len(new.source) // 2)
+        elif tail.read_bytes < READ_BYTES_MAX:
+            tail.read_bytes *= 2
+        return result, masker
+
+    async def _keep(self, fresh: Sequence[tuple[Tail, Folded]], *, ends: bool = False) -> None:
         now = self.clock.now()
-        stored = [
-            PendingWrite(
-                tail, new, *domain.keep(tail.size, new.data, self.bounds.output_bytes_max), now
-            )
-            for tail, new in fresh
-        ]
+        stored: list[PendingWrite] = []
+        maskers: list[Masker | None] = []
+        for tail, folded in fresh:
+            new, masker = self._masked(tail, folded, ends=ends)
+            kept, full = domain.keep(tail.size, new.data, self.bounds.output_bytes_max)
+            stored.append(PendingWrite(tail, new, kept, full, now))
+            maskers.append(masker)
         writes = [each.write() for each in stored if each.data]
         if writes:
             await self.archive.write(writes, epoch=self.epoch)
         self.last_data_at = now
-        for each in stored:
+        for each, masker in zip(stored, maskers, strict=True):
             tail, new = each.tail, each.new
+            tail.masker = masker
+            tail.kept = (tail.kept + each.data[-LAST_BYTES:])[-LAST_BYTES:]
             if each.data:
                 tail.entry = domain.index(tail.entry, tail.size, now, self.grain)
                 tail.changed[tail.entry.offset] = tail.entry
@@ -346,7 +393,9 @@ class Collector:
         now = self.clock.now()
         due: list[Tail] = []
         for tail in self.state.tails.values():
-            if not tail.line or tail.full:
+            if tail.full or domain.RETURN not in tail.line:
+                # It does not go on as a line that is rewritten: it may be the beginning of a
+                # secret.
                 continue
             if tail.line_due_at is None:
                 tail.line_seconds = KEEP_LINE_SECONDS_MIN
@@ -362,9 +411,14 @@ class Collector:
                 or not 0 <= (now - published_at).total_seconds() < PUBLISH_LINE_SECONDS
             ):
                 tail.line_published, tail.line_published_at = tail.line, now
-                await self._send(_line_chunk(tail, now))
+                await self._send(_line_chunk(tail, self._shown_line(tail), now))
         if due:
             await self._keep([(tail, Folded(tail.line, tail.line)) for tail in due])
+
+    def _shown_line(self, tail: Tail) -> bytes:
+        """The state of a line, for live readers."""
+        forms = self.masks.forms_of(_run_of(tail)) if self.masks is not None else None
+        return masked_whole(forms, tail.line) if forms else tail.line
 
     async def _check_end(self, tail: Tail, result: ReadResult) -> None:
         """Nothing new after the exit is the end; what cannot be read is waited for, but not for
@@ -392,9 +446,9 @@ class Collector:
             line = domain.gap_line(result.problem or "its source did not answer")
             # The former process may have written it and died before that was recorded.
             if not tail.last.endswith(line[-LAST_BYTES:]):
-                await self._keep([(tail, Folded(tail.line + line, tail.line + line))])
+                await self._keep([(tail, Folded(tail.line + line, tail.line + line))], ends=True)
         elif tail.line:
-            await self._keep([(tail, Folded(tail.line, tail.line))])
+            await self._keep([(tail, Folded(tail.line, tail.line))], ends=True)
         self._end(tail)
 
     def _end(self, tail: Tail) -> None:
@@ -439,10 +493,14 @@ def _chunk(
     return _envelope(tail, f"{offset}", offset, now, data=data, timestamps=chunk_timestamps)
 
 
-def _line_chunk(tail: Tail, now: datetime) -> Envelope:
+def _run_of(tail: Tail) -> Run:
+    return tail.key.task_id, tail.key.attempt
+
+
+def _line_chunk(tail: Tail, line: bytes, now: datetime) -> Envelope:
     """The state of the line that is being rewritten."""
     number = f"{tail.size}.line.{tail.skipped}"
-    return _envelope(tail, number, tail.size, now, line=tail.line)
+    return _envelope(tail, number, tail.size, now, line=line)
 
 
 def _envelope(

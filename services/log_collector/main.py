@@ -6,7 +6,7 @@ import asyncio
 from datetime import timedelta
 from pathlib import Path
 
-from libs.contracts.messages import ReadLogLines
+from libs.contracts.messages import ListSecretForms, ReadLogLines
 from libs.service.definition import Ports, Service
 from libs.service.loop import Loop, Wake
 from libs.service.prune import PruneCutoff, number_cutoff
@@ -19,6 +19,7 @@ from services.log_collector.error_lines import patterns_of
 from services.log_collector.handlers import HANDLERS, READS, Queries
 from services.log_collector.line_pages import LinePages
 from services.log_collector.loop import RUNS, OutputPruner, copy_loop, drop_loop, record_loop
+from services.log_collector.masks import RunMasks, masks_loop
 from services.log_collector.plain import PlainWriter, plain_loop
 from services.log_collector.recorder import Recorder
 from services.log_collector.sealing import Sealer, seal_loop
@@ -40,8 +41,8 @@ def build(
     """The service, not running. Source and archive replace the files (in a simulation)."""
     archive = archive or archive_of(settings, ports)
     source = source or source_of(settings)
-    state, record, seal, ended = State(), Wake(), Wake(), asyncio.Lock()
-    plain = Wake()
+    state, record, seal, plain, ended = State(), Wake(), Wake(), Wake(), asyncio.Lock()
+    masks = RunMasks(ports.bus, state) if settings.source == "kubernetes" else None
     collector = Collector(
         database=ports.store,
         bus=ports.bus,
@@ -53,6 +54,7 @@ def build(
         pace=settings,
         state=state,
         record=record,
+        masks=masks,
     )
     recorder = Recorder(
         database=ports.store,
@@ -78,7 +80,6 @@ def build(
         ended=ended,
     )
     times = Times(archive=archive, state=state, transaction=ports.store.transaction)
-    queries = Queries(state=state, archive=archive, times=times, answers=settings)
     pages = LinePages(
         database=ports.store, archive=archive, times=times, state=state, answers=settings
     )
@@ -93,11 +94,12 @@ def build(
         ports=ports,
         handlers=HANDLERS,
         reads=READS,
-        commands=queries.table(),
+        commands=Queries(state=state, archive=archive, times=times, answers=settings).table(),
         queries={ReadLogLines: pages.answer},
         loops=(
             copy_loop(ports.store, collector),
             record_loop(recorder),
+            *((masks_loop(masks),) if masks is not None else ()),
             error_loop(ports.store, finder),
             seal_loop(sealer, seal),
             *plain_loops(settings, ports, archive, plain),
@@ -145,4 +147,5 @@ WIRING = Wiring(
     tables=TABLES,
     migrations=Path(__file__).parent / "migrations",
     consumes=tuple(HANDLERS),
+    requests=(ListSecretForms,),
 )

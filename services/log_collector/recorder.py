@@ -132,7 +132,7 @@ def _noted(tail: Tail, now: datetime) -> Noted:
         complete=tail.complete,
         recorded_at=now,
         skipped=tail.skipped,
-        before=tail.last if tail.skipped else b"",
+        before=tail.before if tail.skipped or tail.masker is not None else b"",
         binary=tail.binary,
         timestamps=tail.timestamps,
     )

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import takewhile
 
+from libs.service.masking import Masker
 from services.log_collector.domain import Address, Entry, OutputKey
 from services.log_collector.store import EntryRow, OutputRow, RunRow
 
 SERVICE = "log_collector"
 Run = tuple[str, int]
+READ_BYTES_MAX = 1 << 30
 
 
 @dataclass
@@ -42,8 +45,13 @@ class Tail:
     # When it is kept although it goes on, and how many seconds after it began or was kept that is.
     line_due_at: datetime | None = None
     line_seconds: float = 0.0
-    # The last bytes that were read from the source.
+    # The last bytes that were read from the source, and the last ones that were kept.
     last: bytes = b""
+    kept: bytes = b""
+    # What masks the secrets in it; None if its source does, or they are not known yet.
+    masker: Masker | None = None
+    # So many bytes are read of it at once: fewer while masking takes long.
+    read_bytes: int = READ_BYTES_MAX
     # How many time stamps the archive has of it, and the last one.
     timestamps: int = 0
     # How many segments of it are sealed, and of how many nothing is left as it was written.
@@ -69,6 +77,15 @@ class Tail:
     def source_offset(self) -> int:
         """The place in the source of the first byte that is neither kept nor skipped."""
         return self.size + self.skipped
+
+    @property
+    def before(self) -> bytes:
+        """The last bytes of the source that may be stored: no secret is in them."""
+        if self.masker is None:
+            return self.last
+        pairs = zip(reversed(self.last), reversed(self.kept), strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return self.last[len(self.last) - same :]
 
     @property
     def is_due(self) -> bool:

@@ -227,6 +227,9 @@ class PastRun:
     # The task's last checkpoint at that time, as in its RunExited.
     checkpoint: Checkpoint | None
     forgotten_at: datetime
+    # Output of pods may be collected later, and the task's secrets are masked in it. None for runs
+    # that a version without this forgot.
+    spec: TaskSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)

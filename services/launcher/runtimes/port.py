@@ -85,7 +85,7 @@ class RankOrder:
     # How a runtime with probes of its own learns that the rank is ready; None: it does not.
     ready: ReadyProbe | None = None
     # The variables in ``env`` whose values are secrets: the process runtime masks these in the
-    # rank's output. Pods' output is not masked.
+    # rank's output, log-collector in that of pods.
     secrets: tuple[str, ...] = ()
 
 

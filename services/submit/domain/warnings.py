@@ -233,9 +233,14 @@ def _nodes_to_come(case: Case) -> Iterator[Found]:
             yield Found(error.field, error.value, {"why": error.message})
 
 
-def _secret_env_in_pods(case: Case) -> Iterator[Found]:
-    if case.facts.has_pods and case.spec.secret_env:
-        yield Found("secret_env", ", ".join(case.spec.secret_env), {"group": case.spec.group})
+def _secrets_not_masked(case: Case) -> Iterator[Found]:
+    if not case.facts.has_pods:
+        return
+    pods = [("pod", case.spec.pod), *((f"{at}.pod", role.pod) for at, role in _roles(case))]
+    for at, pod in pods:
+        for index, source in enumerate(pod.env_from if pod is not None else ()):
+            if source.secret:
+                yield Found(f"{at}.env_from[{index}]", source.name, {"secret": source.secret})
 
 
 RULES: tuple[Rule, ...] = (
@@ -254,11 +259,11 @@ RULES: tuple[Rule, ...] = (
         _pods_only,
     ),
     Rule(
-        "secret-env-in-pods",
-        "`secret_env`",
-        "the nodes run pods",
-        "the nodes of group {group} run pods, whose output is not masked: print no secret",
-        _secret_env_in_pods,
+        "secrets-not-masked",
+        "`pod.env_from[N]`, `roles[N].pod.env_from[N]`",
+        "the nodes run pods, and a variable comes from a Secret of Kubernetes",
+        "its value is in Secret {secret}, so it is not masked in the output: do not print it",
+        _secrets_not_masked,
     ),
     Rule(
         "limits-not-enforced",

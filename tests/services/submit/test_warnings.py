@@ -50,6 +50,12 @@ PORTS = (Port(name="http-a", port=8080), Port(name="b"))
 REQUEST = PodRequest(
     image="x:1", env_from=(EnvSource(name="A", secret="s", key="k"),), template="{}"
 )
+FROM_SECRET = PodRequest(
+    env_from=(
+        EnvSource(name="B", config_map="c", key="k"),
+        EnvSource(name="A", secret="s", key="k"),
+    )
+)
 CASES: list[tuple[str, Facts, dict[str, Any], list[tuple[str, str]]]] = [
     (
         "waits-for-nodes",
@@ -70,10 +76,15 @@ CASES: list[tuple[str, Facts, dict[str, Any], list[tuple[str, str]]]] = [
         ],
     ),
     (
-        "secret-env-in-pods",
+        "secrets-not-masked",
         PODS,
-        {"env": {"DSN": "postgres://x", "A": "abcdefgh"}, "secret_env": ("DSN", "A")},
-        [("secret_env", "DSN, A")],
+        {
+            **roles(role(pod=FROM_SECRET)),
+            "pod": FROM_SECRET,
+            "env": {"DSN": "postgres://x"},
+            "secret_env": ("DSN",),
+        },
+        [("pod.env_from[1]", "A"), ("roles[0].pod.env_from[1]", "A")],
     ),
     (
         "limits-not-enforced",

@@ -172,7 +172,7 @@ TASK_OPTIONS: tuple[TaskOption, ...] = (
         ("--secret-env",),
         "text",
         True,
-        "Variables whose values are masked in the output of processes. Repeatable.",
+        "Variables whose values are masked in the output. Repeatable.",
         metavar="NAME",
     ),
 )

@@ -1,0 +1,133 @@
+"""Masks the secrets of tasks in the output of pods, before anything of it is kept or published.
+
+The process runtime masks on the node; containers write to files of the kubelet, which nothing of
+the platform masks. So log-collector asks the launcher by which texts the secrets of a run are
+found, and keeps them in memory only. As long as it does not know them, it does not read the run's
+output, which stays with its source. Wired in ``main.py``; ``collector.py`` masks with what is known
+here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from libs.bus.port import Bus, BusError
+from libs.contracts.messages import ListSecretForms, ListSecretFormsReply, RefusalCode
+from libs.service.loop import Loop, Wake
+from libs.service.masking import Masker
+from libs.service.observability import log
+from services.log_collector.domain import NEWLINE, Folded, Timestamp
+from services.log_collector.state import SERVICE, Run, State
+
+# So many runs are asked for at a time; one that got no answer is asked for again after so long.
+REQUESTS_MAX = 32
+REQUEST_SECONDS = 5.0
+RETRY_SECONDS = 1.0
+# Without a run that is new there is nothing to ask for.
+QUIET_SECONDS = 60.0
+
+
+@dataclass
+class RunMasks:
+    """The texts of the secrets of the runs whose output is collected."""
+
+    bus: Bus
+    state: State
+    # Set by the collector when runs are new.
+    wake: Wake = field(default_factory=Wake)
+    _forms: dict[Run, tuple[bytes, ...]] = field(default_factory=dict)
+    # The launcher has forgotten these, so what they wrote cannot be masked.
+    _forgotten: dict[Run, str] = field(default_factory=dict)
+    _problem: str = ""
+
+    def forms_of(self, run: Run) -> tuple[bytes, ...] | None:
+        """By which texts its secrets are found; None if that is not known."""
+        return self._forms.get(run)
+
+    def problem_of(self, run: Run) -> str:
+        """Why its output cannot be kept, for good; empty if it can or that is not known yet."""
+        return self._forgotten.get(run, "")
+
+    async def step(self, epoch: int) -> float | None:
+        """Ask for what is missing; returns in how many seconds to do so again."""
+        del epoch
+        for known in (self._forms, self._forgotten):
+            for run in [run for run in known if run not in self.state.runs]:
+                del known[run]
+        missing = [run for run in self.state.runs if run not in self._forms]
+        missing = [run for run in missing if run not in self._forgotten]
+        found = await asyncio.gather(*map(self._ask, missing[:REQUESTS_MAX]))
+        if not all(found):
+            return RETRY_SECONDS
+        return 0.0 if len(missing) > REQUESTS_MAX else None
+
+    async def _ask(self, run: Run) -> bool:
+        """Ask for one run; returns whether there was an answer that holds."""
+        task_id, attempt = run
+        try:
+            reply = await self.bus.request(
+                ListSecretForms(task_id=task_id, attempt=attempt), timeout_s=REQUEST_SECONDS
+            )
+        except BusError as error:
+            return self._failed(str(error))
+        assert isinstance(reply, ListSecretFormsReply)
+        if reply.refusal is None:
+            self._forms[run], self._problem = reply.forms, ""
+            return True
+        if reply.refusal.code is not RefusalCode.NOT_FOUND:
+            return self._failed(reply.refusal.detail)
+        self._forgotten[run] = f"the secrets in it are not known: {reply.refusal.detail}"
+        return True
+
+    def _failed(self, problem: str) -> bool:
+        if not self._problem:
+            log(SERVICE).warning(
+                "output of pods waits: its secrets are not known yet", problem=problem
+            )
+        self._problem = problem
+        return False
+
+
+def masks_loop(masks: RunMasks) -> Loop:
+    """Asks for the secrets of new runs; woken when there are some."""
+    return Loop(
+        name="masks",
+        step=masks.step,
+        tick_seconds=QUIET_SECONDS,
+        wake=masks.wake,
+        wake_on_commit=False,
+    )
+
+
+def masked(masker: Masker, new: Folded, *, ends: bool) -> Folded:
+    """New output with its secrets masked. What may be the beginning of one is held back: it is the
+    ``line`` of the result, comes again with the next output, and is given back at the end."""
+    if not new.data.startswith(masker.take_back()):
+        # A carriage return has overwritten it.
+        masker.forget()
+    cuts = [each.offset for each in new.timestamps]
+    pieces = [new.data[a:b] for a, b in zip([0, *cuts], [*cuts, len(new.data)], strict=True)]
+    parts = [masker.feed(pieces[0])]
+    size, stamps = len(parts[0]), list[Timestamp]()
+    for stamp, piece in zip(new.timestamps, pieces[1:], strict=True):
+        held = bool(masker.held)
+        part = masker.feed(piece)
+        # The beginning of its first line was written earlier if it was held back.
+        begin = part.find(NEWLINE) + 1 if held and stamps else 0
+        if begin < len(part) and (begin or not held or not stamps):
+            stamps.append(Timestamp(size + begin, stamp.at))
+        parts.append(part)
+        size += len(part)
+    if ends:
+        parts.append(masker.flush())
+    held_back = masker.held
+    source = new.source[: len(new.source) - len(held_back)]
+    return Folded(b"".join(parts), source, held_back + new.line, tuple(stamps))
+
+
+def masked_whole(forms: Sequence[bytes], data: bytes) -> bytes:
+    """Some text by itself."""
+    masker = Masker(forms)
+    return masker.feed(data) + masker.flush()
