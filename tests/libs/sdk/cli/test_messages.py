@@ -688,7 +688,7 @@ def test_the_error_for_missing_output_names_the_existing_ranks(
     server.tasks["ta"] = a_task("ta")
     server.output = {(1, 0): b"x", (1, 1): b"x", (2, 0): b"x"}
     done = shiftwork("logs", "ta", "--rank", "7")
-    there = "attempt 1 with ranks 0, 1; attempt 2 with rank 0"
+    there = "attempt 1 with ranks 0, 1; attempt 2 with rank 0; roles: worker"
     assert (done.code, done.err) == (0, f"no output matches the options: there is {there}\n")
 
 
