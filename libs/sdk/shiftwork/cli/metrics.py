@@ -172,8 +172,16 @@ def _range(signal: Optional[List[str]], since: str, to: str, step: str) -> Dict[
         **({"signal": ",".join(signal)} if signal else {}),
         **({"from": parse.timestamp(since, "--from", now)} if since else {}),
         **({"to": parse.timestamp(to, "--to", now)} if to else {}),
-        **({"step_seconds": max(1, int(parse.duration(step, "--step")))} if step else {}),
+        **({"step_seconds": _step(step)} if step else {}),
     }
+
+
+def _step(text: str) -> int:
+    seconds = int(parse.duration(text, "--step"))
+    if seconds < 1:
+        fix = "write 1s or more, such as 1m"
+        raise usage(f"--step {text} is less than a second", where="--step", fix=fix)
+    return seconds
 
 
 def _draw(rows: Sequence[Row], empty: str) -> None:

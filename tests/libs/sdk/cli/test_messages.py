@@ -809,3 +809,8 @@ def test_a_label_that_no_task_has_is_warned_of(shiftwork: Shiftwork, server: Cli
     server.tasks = {"ta": a_task("ta", labels={"project": "vision"})}
     done = shiftwork("ls", "-l", "projct=vision")
     assert "a label 'projct'; did you mean project?" in done.err
+
+
+def test_a_wrong_occasion_is_refused_with_the_right_article(shiftwork: Shiftwork) -> None:
+    done = shiftwork("notify", "set", "mine", "--to", "mail", "--on", "fail")
+    assert "'fail' is not an occasion" in done.err

@@ -195,3 +195,13 @@ def test_a_filter_that_nothing_matches_names_what_there_is(
     assert done.code == 2
     assert f"where: {option}" in done.err
     assert fix in done.err
+
+
+@server_test
+@pytest.mark.parametrize("step", ["0", "0s", "0.5s"])
+def test_a_step_of_less_than_a_second_is_refused(
+    shiftwork: Shiftwork, server: CliServer, step: str
+) -> None:
+    server.tasks["ta"] = a_task("ta", state="running")
+    done = shiftwork("metrics", "ta", "--step", step)
+    assert (done.code, "where: --step" in done.err) == (2, True)
