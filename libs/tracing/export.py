@@ -117,7 +117,7 @@ class _Lines(logging.Filter):
         return False
 
 
-class _Counted(SpanExporter):
+class Counted(SpanExporter):
     """Counts what the exporter below it does with the spans, and reports the begin and the end of
     an outage."""
 
@@ -161,7 +161,7 @@ class _Counted(SpanExporter):
 class _Queue(BatchSpanProcessor):
     """The SDK's queue, which drops silently; this one counts what it drops."""
 
-    def __init__(self, exporter: _Counted, count: Count, queue_max: int) -> None:
+    def __init__(self, exporter: Counted, count: Count, queue_max: int) -> None:
         super().__init__(
             exporter,
             max_queue_size=queue_max,
@@ -195,7 +195,7 @@ def tracing_to(
         options["endpoint"] = f"{collector.endpoint.rstrip('/')}/v1/traces"
     if collector.headers:
         options["headers"] = dict(collector.headers)
-    exporter = _Counted(make_exporter(**options), count, outage)
+    exporter = Counted(make_exporter(**options), count, outage)
     queue = _Queue(exporter, count, collector.queue_max)
     provider = TracerProvider(
         sampler=ParentBased(Sampling(collector.ratio)),

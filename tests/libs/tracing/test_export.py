@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 from libs.contracts import messages as m
 from libs.service.settings import BaseServiceSettings
 from libs.service.traces import answering, tracing_of
-from libs.tracing.export import _Counted
+from libs.tracing.export import Counted
 from libs.tracing.spans import OFF, Tracing
 from tests.kit.collector import collector
 from tests.kit.launcher_builders import a_spec
@@ -156,8 +156,10 @@ def test_an_outage_of_the_collector_is_logged_at_its_begin_and_its_end(
             assert spans
             return results.pop(0)
 
-    counted = _Counted(
-        Exporter(), lambda _outcome, _count: None, lambda *given: heard.append(given)
+    counted = Counted(
+        Exporter(),
+        lambda _outcome, _count: None,
+        lambda problem, lost: heard.append((problem, lost)),
     )
     for size in (2, 3, 4, 5):
         counted.export([ReadableSpan("one")] * size)
@@ -172,8 +174,10 @@ def test_an_exporter_that_raises_is_an_outage_too() -> None:
         def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
             raise ConnectionError(f"{len(spans)} spans")
 
-    counted = _Counted(
-        Exporter(), lambda _outcome, _count: None, lambda *given: heard.append(given)
+    counted = Counted(
+        Exporter(),
+        lambda _outcome, _count: None,
+        lambda problem, lost: heard.append((problem, lost)),
     )
     assert counted.export([ReadableSpan("one")]) is FAILURE
     assert heard == [("ConnectionError: 1 spans", None)]
