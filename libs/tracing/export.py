@@ -129,6 +129,7 @@ class Counted(SpanExporter):
         self._lines = _Lines()
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """See ``SpanExporter``."""
         self.taken += len(spans)
         self._lines.last, self._lines.thread = "", threading.get_ident()
         _LOGGER.addFilter(self._lines)
@@ -152,9 +153,11 @@ class Counted(SpanExporter):
         return result
 
     def shutdown(self) -> None:
+        """See ``SpanExporter``."""
         self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """See ``SpanExporter``."""
         return self._exporter.force_flush(timeout_millis)
 
 
