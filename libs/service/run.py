@@ -11,6 +11,7 @@ import gc
 import signal
 import sys
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 from typing import NoReturn
 
 import uvloop
@@ -21,7 +22,7 @@ from libs.service.connections import raise_descriptor_limit
 from libs.service.http import serve_http
 from libs.service.runner import DOWN, Runner
 from libs.service.schema_wait import wait_for_schema
-from libs.service.settings import BaseServiceSettings
+from libs.service.settings import SETTING_ERROR, BaseServiceSettings
 from libs.service.wiring import Wiring, connect
 
 # Thresholds of the collector: new objects, and rounds of the younger generations.
@@ -76,21 +77,36 @@ def load_settings(wiring: Wiring) -> BaseServiceSettings:
     try:
         return wiring.settings()  # pyright: ignore[reportCallIssue] - fields come from the environment
     except ValidationError as error:
-        for name, problem in setting_problems(wiring, error):
-            sys.stderr.write(f"{name}: {problem}. Set it in the environment.\n")
+        for problem in setting_problems(wiring, error):
+            names = ", ".join(problem.variables)
+            fix = f"To correct it: {problem.fix}" if problem.fix else "Set it in the environment"
+            sys.stderr.write(f"{names}: {problem.text}. {fix}.\n")
         raise SystemExit(2) from None
 
 
-def setting_problems(wiring: Wiring, error: ValidationError) -> list[tuple[str, str]]:
-    """What is wrong with a service's settings: the environment's variables, and why."""
+@dataclass(frozen=True, slots=True)
+class SettingProblem:
+    """What is wrong with a service's settings: the environment's variables, why, and the fix if it
+    is not plain."""
+
+    variables: tuple[str, ...]
+    text: str
+    fix: str = ""
+
+
+def setting_problems(wiring: Wiring, error: ValidationError) -> list[SettingProblem]:
+    """What is wrong with a service's settings."""
     prefix = wiring.settings.model_config.get("env_prefix", "")
-    return [
-        (
-            prefix + "_".join(str(part) for part in problem["loc"]).upper(),
-            problem["msg"].removeprefix("Value error, "),
-        )
-        for problem in error.errors()
-    ]
+    found: list[SettingProblem] = []
+    for problem in error.errors():
+        text = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == SETTING_ERROR:
+            context = problem.get("ctx", {})
+            found.append(SettingProblem(context["variables"], context["text"], context["fix"]))
+        else:
+            name = prefix + "_".join(str(part) for part in problem["loc"]).upper()
+            found.append(SettingProblem((name,), text))
+    return found
 
 
 def main(wiring: Wiring) -> NoReturn:

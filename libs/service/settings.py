@@ -7,11 +7,14 @@ no environment and no process list holds them.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from ipaddress import IPv6Network, ip_network
 from pathlib import Path
-from typing import Annotated, Literal
+from string import Formatter
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from libs.bus.topology import DEAD_LETTER_AGE_S
@@ -42,6 +45,10 @@ def secret_file(path: Path | None) -> Path | None:
     return path
 
 
+# Where OpenTelemetry's own variables say that traces go.
+STANDARD_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+# The type of errors that name several variables.
+SETTING_ERROR = "settings"
 # Networks of proxies have at least so long a prefix: they are of one site. IPv4 as IPv6 writes it.
 _BITS_MIN = {4: 8, 6: 32}
 _MAPPED = IPv6Network("::ffff:0:0/96")
@@ -64,6 +71,13 @@ def _proxies(text: str) -> str:
                 " 10.0.0.7 or 10.1.0.0/16"
             )
     return text
+
+
+def setting_error(variables: Sequence[str], text: str, fix: str) -> PydanticCustomError:
+    """What validators raise for a problem of several variables: ``setting_problems`` of ``run.py``
+    names them all, with the fix."""
+    context: dict[str, Any] = {"variables": tuple(variables), "text": text, "fix": fix}
+    return PydanticCustomError(SETTING_ERROR, "{text}; {fix}", context)
 
 
 class BaseServiceSettings(BaseSettings):
@@ -161,6 +175,19 @@ class BaseServiceSettings(BaseSettings):
     removed_node_keep_seconds: float = Field(default=30 * 86_400.0, gt=0)
     prune_days_per_hour: float = Field(default=DAYS_PER_HOUR, ge=0, le=10_000)
 
+    @classmethod
+    def conflict(cls, text: str, fix: str, **values: object) -> PydanticCustomError:
+        """What a validator raises for settings that do not fit together. Texts name the settings in
+        braces, and the user reads their variables: ``{mail_host} needs {mail_from}``. ``values``
+        fill other braces."""
+        used = [name for _, name, *_ in Formatter().parse(text + fix) if name]
+        prefix = str(cls.model_config.get("env_prefix", ""))
+        names = {name: prefix + name.upper() for name in used if name not in values}
+        if unknown := names.keys() - cls.model_fields.keys():
+            raise LookupError(f"{cls.__name__} has no {', '.join(sorted(unknown))}")
+        shown = {**names, **values}
+        return setting_error([*names.values()], text.format(**shown), fix.format(**shown))
+
     def database_password(self) -> str | None:
         """The password, read now; None if the URL needs none."""
         return read_secret(self.database_password_file)
@@ -174,13 +201,24 @@ class BaseServiceSettings(BaseSettings):
             head_seconds=self.http_head_seconds,
         )
 
+    @model_validator(mode="after")
+    def _check_inherited_collector(self) -> Self:
+        """OpenTelemetry's own variables need what ours needs: otherwise every export fails."""
+        if self.otlp_endpoint or not self.traces:
+            return self
+        for name in STANDARD_ENDPOINTS:
+            try:
+                _collector(os.environ.get(name, ""))  # noqa: TID251 - the standard's
+            except ValueError as problem:
+                raise setting_error([name], str(problem), f"correct or unset {name}") from None
+        return self
+
     @property
     def traces(self) -> bool:
         """Whether there is a collector for traces."""
         if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":  # noqa: TID251 - the standard's
             return False
-        standard = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-        named = (os.environ.get(each) for each in standard)  # noqa: TID251 - the standard's
+        named = (os.environ.get(each) for each in STANDARD_ENDPOINTS)  # noqa: TID251 - the standard's
         return bool(self.otlp_endpoint or any(named))
 
     def otlp_headers(self) -> dict[str, str]:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -20,7 +21,7 @@ from opentelemetry.trace import SpanKind
 
 from libs.contracts.base import Message
 from libs.contracts.envelope import Envelope
-from libs.service.observability import TRACE_SPANS
+from libs.service.observability import TRACE_SPANS, log
 from libs.service.prune import PruneRule, aged
 from libs.service.settings import BaseServiceSettings
 from libs.service.token_bucket import TokenBucket
@@ -61,7 +62,16 @@ def tracing_of(service: str, settings: BaseServiceSettings) -> Tracing:
             queue_max=settings.trace_queue_max,
         ),
         lambda outcome, count: TRACE_SPANS.labels(service, outcome).inc(count),
+        outage=partial(_log_outage, service),
     )
+
+
+def _log_outage(service: str, problem: str, lost: int | None) -> None:
+    if lost is None:
+        log(service).warning("traces do not reach the collector", problem=problem)
+    else:
+        text = "traces reach the collector again"
+        log(service).warning(text, lost_spans=lost, last_problem=problem)
 
 
 @dataclass(frozen=True, slots=True)

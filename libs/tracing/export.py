@@ -7,6 +7,7 @@ black hole: a full queue drops spans and counts them, and a stop waits for it a 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextvars import ContextVar
@@ -33,7 +34,11 @@ from libs.tracing.spans import CHARACTERS_MAX, Tracing
 EXPORTED, FAILED, DROPPED = "exported", "failed", "dropped"
 # Called with what became of spans, and with their number.
 Count = Callable[[str, int], None]
+# Called with the problem when exports begin to fail, and once they work again: with how many spans
+# were lost, and None before that.
+Outage = Callable[[str, "int | None"], None]
 BATCH_MAX = 256
+_LOGGER = logging.getLogger(OTLPSpanExporter.__module__)
 EXPORT_SECONDS_MAX = 5.0
 STOP_SECONDS_MAX = 2.0
 
@@ -97,30 +102,69 @@ def _with_id(span_id: int) -> Generator[None]:
         _wanted_id.reset(token)
 
 
-class _Counted(SpanExporter):
-    """Counts what the exporter below it does with the spans."""
+class _Lines(logging.Filter):
+    """Keeps what the SDK's exporter logs in this thread out of the log: a line for each batch and
+    try, without the service. The last one says why a batch failed."""
 
-    def __init__(self, exporter: SpanExporter, count: Count) -> None:
-        self._exporter, self._count = exporter, count
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.thread = "", 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.thread != self.thread:
+            return True
+        self.last = record.getMessage()
+        return False
+
+
+class Counted(SpanExporter):
+    """Counts what the exporter below it does with the spans, and reports the begin and the end of
+    an outage."""
+
+    def __init__(self, exporter: SpanExporter, count: Count, outage: Outage) -> None:
+        self._exporter, self._count, self._outage = exporter, count, outage
         self.taken = 0
+        # Spans of the outage that goes on, and its last problem.
+        self._lost, self._problem = 0, ""
+        self._lines = _Lines()
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """See ``SpanExporter``."""
         self.taken += len(spans)
-        result = self._exporter.export(spans)
-        self._count(EXPORTED if result is SpanExportResult.SUCCESS else FAILED, len(spans))
+        self._lines.last, self._lines.thread = "", threading.get_ident()
+        _LOGGER.addFilter(self._lines)
+        try:
+            result = self._exporter.export(spans)
+            problem = self._lines.last
+        except Exception as error:  # noqa: BLE001 - an address that is none, among others
+            result, problem = SpanExportResult.FAILURE, f"{type(error).__name__}: {error}"
+        finally:
+            _LOGGER.removeFilter(self._lines)
+        failed = result is not SpanExportResult.SUCCESS
+        self._count(FAILED if failed else EXPORTED, len(spans))
+        if failed:
+            first, self._problem = not self._lost, problem or "the collector refuses them"
+            self._lost += len(spans)
+            if first:
+                self._outage(self._problem, None)
+        elif self._lost:
+            lost, self._lost = self._lost, 0
+            self._outage(self._problem, lost)
         return result
 
     def shutdown(self) -> None:
+        """See ``SpanExporter``."""
         self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """See ``SpanExporter``."""
         return self._exporter.force_flush(timeout_millis)
 
 
 class _Queue(BatchSpanProcessor):
     """The SDK's queue, which drops silently; this one counts what it drops."""
 
-    def __init__(self, exporter: _Counted, count: Count, queue_max: int) -> None:
+    def __init__(self, exporter: Counted, count: Count, queue_max: int) -> None:
         super().__init__(
             exporter,
             max_queue_size=queue_max,
@@ -145,6 +189,8 @@ def tracing_to(
     collector: Collector,
     count: Count,
     make_exporter: Callable[..., SpanExporter] = OTLPSpanExporter,
+    *,
+    outage: Outage = lambda _problem, _lost: None,
 ) -> Tracing:
     """The tracing of a service whose spans go to this collector. ``close`` ends it."""
     options: dict[str, Any] = {"timeout": EXPORT_SECONDS_MAX}
@@ -152,7 +198,7 @@ def tracing_to(
         options["endpoint"] = f"{collector.endpoint.rstrip('/')}/v1/traces"
     if collector.headers:
         options["headers"] = dict(collector.headers)
-    exporter = _Counted(make_exporter(**options), count)
+    exporter = Counted(make_exporter(**options), count, outage)
     queue = _Queue(exporter, count, collector.queue_max)
     provider = TracerProvider(
         sampler=ParentBased(Sampling(collector.ratio)),

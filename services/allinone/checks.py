@@ -53,6 +53,8 @@ FOLDER_BYTES_MAX = 900
 PLATFORM_FILES = frozenset({"up.lock", "admin-token", "options.json", "up.log"})
 NOT_FOREIGN = frozenset({"lost+found"})
 SETTINGS = tuple(f"SHIFTWORK_{name.upper()}_" for name in SERVICES)
+# OpenTelemetry's own variables, which the services inherit.
+COLLECTORS = "OTEL_EXPORTER_OTLP_"
 # What is known of file systems: nobody stores there, no rights, not for a database, not for long.
 _FILE_SYSTEMS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(
@@ -370,14 +372,18 @@ def _name_of(uid: int) -> str:
 
 def settings(data_folder: DataFolder, options: Options) -> Iterator[Finding]:
     """Whether the services accept the settings in the environment."""
-    if not any(name.upper().startswith(SETTINGS) for name in os.environ):
+    if not any(name.upper().startswith((*SETTINGS, COLLECTORS)) for name in os.environ):
         return
     from services.allinone.composition import doubtful_settings  # noqa: PLC0415 - slow to import
 
-    for name, problem, stops in doubtful_settings(data_folder, options):
-        shown = f"{name}={os.environ.get(name, '')!r}: {problem}"
-        fix = f"correct or unset {name} (docs/generated/settings.md lists all)"
-        yield Finding("bad" if stops else "warn", shown, fix, name, USAGE)
+    # A variable that all services read is reported once.
+    for problem, stops in dict.fromkeys(doubtful_settings(data_folder, options)):
+        names = [each for each in problem.variables if each in os.environ] or problem.variables
+        shown = ", ".join(f"{name}={os.environ.get(name, '')!r}" for name in names)
+        fix = problem.fix or f"correct or unset {names[0]}"
+        fix = f"{fix} (docs/generated/settings.md lists all)"
+        text = f"{shown}: {problem.text}"
+        yield Finding("bad" if stops else "warn", text, fix, ", ".join(names), USAGE)
     given = {name.upper(): value for name, value in os.environ.items()}
     yield from broken_relations(
         lambda service, name: given.get(f"SHIFTWORK_{service}_{name}".upper())

@@ -1,7 +1,8 @@
 """Which platform a command of this machine means, and how ``up`` makes its own known.
 
-``doctor`` and ``down`` mean the server that every other command goes to: ``--data``, ``--context``,
-``--url`` and the environment, the current context; without any of them the default data folder.
+``doctor``, ``down`` and others mean the server that every other command goes to: ``--data``,
+``--context``, ``--url`` and the environment, the current context; without any of them the default
+data folder.
 """
 
 from __future__ import annotations
@@ -35,6 +36,13 @@ class Chosen:
         which = f"data folder {self.data_folder.data}" if self.data_folder else self.url
         name = f"context {self.context}, " if self.context else ""
         return f"{name}{which} ({self.because})"
+
+    def here(self, fix: str) -> DataFolder:
+        """Its data folder on this machine. Failure with this fix if it has none."""
+        if self.data_folder is None:
+            what = f"{self.described} is not a platform that `up` started on this machine"
+            raise Failure(what, where=self.because, fix=fix)
+        return self.data_folder
 
 
 def chosen(data: Path | None) -> Chosen:

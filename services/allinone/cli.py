@@ -304,13 +304,9 @@ def down(
     from services.allinone.chosen import chosen  # noqa: PLC0415 - small
 
     it = chosen(data)
-    data_folder = it.data_folder
-    if data_folder is None:
-        raise Failure(
-            f"{it.described} is not a platform that `up` started on this machine",
-            where=it.because,
-            fix="name the one to end: --data DIR or --context NAME (`shiftwork context ls`)",
-        )
+    data_folder = it.here(
+        "name the one to end: --data DIR or --context NAME (`shiftwork context ls`)"
+    )
     if not data_folder.is_kept():
         if not data_folder.left_over():
             _nothing_runs(data_folder)
@@ -469,10 +465,16 @@ def monitor_credentials(
 
     Prints the path of a private file with address, user and password. The same NAME again prints
     the same file. Without NAME: list the users. A user that is removed is disconnected at once.
+    The platform is the current context's, unless --data, --context or --url names another.
     """
     from services.allinone import monitor_credentials as users  # noqa: PLC0415 - imports the bus
+    from services.allinone.chosen import chosen  # noqa: PLC0415 - small
 
-    data_folder = DataFolder(data or default_data())
+    it = chosen(data)
+    data_folder = it.here(
+        "name its data folder: --data DIR; for a cluster: nats.monitoringUsers of the chart"
+    )
+    render.note(f"platform: {it.described}")
     if name is None:
         users.list_users(data_folder)
     elif remove:

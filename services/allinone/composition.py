@@ -11,7 +11,7 @@ from difflib import get_close_matches
 
 from pydantic import ValidationError
 
-from libs.service.run import setting_problems
+from libs.service.run import SettingProblem, setting_problems
 from libs.service.settings import BaseServiceSettings
 from libs.service.wiring import Wiring
 from services.allinone.data_folder import DataFolder, Options
@@ -83,9 +83,11 @@ def environment_of(wiring: Wiring, machine: Machine) -> dict[str, str]:
     return {prefix + name.upper(): value for name, value in values_of(wiring, machine).items()}
 
 
-def doubtful_settings(data_folder: DataFolder, options: Options) -> Iterator[tuple[str, str, bool]]:
-    """Yield the services' variables in the environment that are invalid or have no effect: the
-    variable, the problem, and whether it keeps a service from starting. Nothing needs to run."""
+def doubtful_settings(
+    data_folder: DataFolder, options: Options
+) -> Iterator[tuple[SettingProblem, bool]]:
+    """Yield the services' variables in the environment that are invalid or have no effect, each
+    with whether it keeps a service from starting. Nothing needs to run."""
     machine = Machine(
         data_folder=data_folder,
         options=options,
@@ -101,11 +103,12 @@ def doubtful_settings(data_folder: DataFolder, options: Options) -> Iterator[tup
             if name.upper() not in known:
                 near = get_close_matches(name.upper(), known, 1)
                 meant = f"; did you mean {near[0]}?" if near else ""
-                yield name, f"there is no such setting{meant}", False
+                yield SettingProblem((name,), f"there is no such setting{meant}"), False
             elif name.upper() in own:
-                yield name, "it has no effect here: `up` sets it, some by its options", False
+                without = "it has no effect here: `up` sets it, some by its options"
+                yield SettingProblem((name,), without), False
         try:
             settings_of(wiring, machine)
         except ValidationError as error:
-            for name, problem in setting_problems(wiring, error):
-                yield name, problem, True
+            for problem in setting_problems(wiring, error):
+                yield problem, True

@@ -31,7 +31,7 @@ def list_users(data_folder: DataFolder) -> None:
     render.table(
         ["NAME", "CREDENTIALS"],
         [[each["name"], each["file"]] for each in found],
-        empty="there is no monitoring user; make one: shiftwork monitor-credentials NAME",
+        empty="it has no monitoring user; make one: shiftwork monitor-credentials NAME",
     )
 
 

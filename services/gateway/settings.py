@@ -307,18 +307,23 @@ class GatewaySettings(BaseServiceSettings):
         if not self.oidc_issuer:
             return self
         missing = [
-            f"SHIFTWORK_GATEWAY_{name.upper()}"
+            f"{{{name}}}"
             for name in ("oidc_client_id", "public_url", "run_token_key_file")
             if not getattr(self, name)
         ]
         if missing:
-            raise ValueError(f"login with OIDC needs {' and '.join(missing)} too")
+            needed = " and ".join(missing)
+            raise self.conflict(f"{{oidc_issuer}} needs {needed} too", f"set {needed}")
         if "openid" not in self.oidc_scopes.split():
-            raise ValueError(f"oidc_scopes is {self.oidc_scopes!r}, without openid; add it")
+            raise self.conflict(
+                "{oidc_scopes} is {given!r}, without openid",
+                "add openid to {oidc_scopes}",
+                given=self.oidc_scopes,
+            )
         if self.passwords and not self.passwords_beside_provider:
-            raise ValueError(
-                "passwords are for sites without a login provider: unset"
-                " SHIFTWORK_GATEWAY_PASSWORDS, or set SHIFTWORK_GATEWAY_PASSWORDS_BESIDE_PROVIDER"
+            raise self.conflict(
+                "passwords are for sites without a login provider, and {oidc_issuer} is set",
+                "unset {passwords}, or set {passwords_beside_provider}",
             )
         return self
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Literal
 
@@ -158,20 +160,37 @@ class LauncherSettings(BaseServiceSettings):
     @model_validator(mode="after")
     def _ranges(self) -> LauncherSettings:
         if self.master_port_first > self.master_port_last:
-            raise ValueError(
-                f"master_port_first {self.master_port_first} is above master_port_last"
-                f" {self.master_port_last}; give a range"
+            raise self.conflict(
+                "{master_port_first} {first} is above {master_port_last} {last}",
+                "give a range",
+                first=self.master_port_first,
+                last=self.master_port_last,
             )
         if self.fence_seconds < self.lease_seconds:
-            raise ValueError("fence_seconds is below lease_seconds; a fence comes after the lease")
-        if not is_label_key(self.kube_group_label):
-            raise ValueError(
-                f"kube_group_label {self.kube_group_label!r} is no label's key; use"
-                f" {LABEL_KEY_RULE}"
+            raise self.conflict(
+                "{fence_seconds} is below {lease_seconds}; a fence comes after the lease",
+                "set {fence_seconds} to that of {lease_seconds} or more",
             )
-        check_labels(self.node_labels)
-        check_taints(self.node_taints)
+        if not is_label_key(self.kube_group_label):
+            raise self.conflict(
+                "{kube_group_label} {given!r} is no label's key",
+                "set {kube_group_label} to {rule}",
+                given=self.kube_group_label,
+                rule=LABEL_KEY_RULE,
+            )
+        with self._naming("node_labels"):
+            check_labels(self.node_labels)
+        with self._naming("node_taints"):
+            check_taints(self.node_taints)
         return self
+
+    @contextlib.contextmanager
+    def _naming(self, name: str) -> Generator[None]:
+        try:
+            yield
+        except ValueError as problem:
+            what = f"{{{name}}}: {{problem}}"
+            raise self.conflict(what, f"correct {{{name}}}", problem=problem) from None
 
     @field_validator("pod_policy_file")
     @classmethod

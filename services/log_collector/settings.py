@@ -55,13 +55,20 @@ class LogCollectorSettings(Parts, BaseServiceSettings):
     @model_validator(mode="after")
     def _source_is_complete(self) -> Self:
         if self.source == "files" and self.runs_dir is None:
-            raise ValueError("source files needs runs_dir: the nodes' folder of the launcher")
+            raise self.conflict(
+                "{source} is files, and {runs_dir} is not set",
+                "set {runs_dir} to the nodes' folder of the launcher",
+            )
         if self.source == "kubernetes" and self.agent_token_file is None:
-            raise ValueError("source kubernetes needs agent_token_file: the log agents' token")
+            raise self.conflict(
+                "{source} is kubernetes, and {agent_token_file} is not set",
+                "set {agent_token_file} to the file with the log agents' token",
+            )
         if self.bucket_url and not (self.bucket_key_id_file and self.bucket_secret_file):
-            raise ValueError(
-                "bucket_url needs bucket_key_id_file and bucket_secret_file: files with the access"
-                " key's id and secret"
+            raise self.conflict(
+                "{bucket_url} needs {bucket_key_id_file} and {bucket_secret_file}: files with the"
+                " access key's id and secret",
+                "set them, or unset {bucket_url}",
             )
         return self
 

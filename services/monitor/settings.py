@@ -12,7 +12,7 @@ from pydantic_settings import SettingsConfigDict
 
 from libs.contracts.mail_addresses import ADDRESS_RULE, is_mail_address
 from libs.service.settings import BaseServiceSettings, read_secret, secret_file
-from services.monitor.abnormal.rules_file import read_rules
+from services.monitor.abnormal.rules_file import RulesFileError, read_rules
 from services.monitor.domain.abnormal_actions import ActionLimits
 from services.monitor.domain.abnormal_rules import RuleBook
 from services.monitor.domain.activity import Limits
@@ -206,13 +206,18 @@ class MonitorSettings(BaseServiceSettings):
         if not self.mail_host:
             return self
         if not self.mail_from:
-            raise ValueError("mail_host needs mail_from, the sender's address")
+            raise self.conflict(
+                "{mail_host} needs {mail_from}, the sender's address", "set {mail_from}"
+            )
         if bool(self.mail_user) != bool(self.mail_password_file):
-            raise ValueError("give both mail_user and mail_password_file, or none of them")
+            raise self.conflict(
+                "of {mail_user} and {mail_password_file} only one is set",
+                "set both for a login at the mail server, or none of them",
+            )
         if self.mail_user and self.mail_security == "none":
-            raise ValueError(
-                "mail_security is none, and would send the password unencrypted; choose starttls"
-                " or tls, or leave mail_user out"
+            raise self.conflict(
+                "{mail_security} is none, and would send the password of {mail_user} unencrypted",
+                "set {mail_security} to starttls or tls, or unset {mail_user}",
             )
         return self
 
@@ -236,17 +241,36 @@ class MonitorSettings(BaseServiceSettings):
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
-        self.rule_book()
+        try:
+            self.rule_book()
+        except RulesFileError as problem:
+            raise self.conflict("{problem}", "correct {rules_file}", problem=problem) from None
         return self
 
     @model_validator(mode="after")
     def _check_series(self) -> Self:
         found = self.resolutions()
-        check_steps([each.step_s for each in found])
-        for fine, coarse in itertools.pairwise(found):
-            if coarse.keep_s < max(fine.keep_s, 2 * fine.step_s * POINTS):
-                raise ValueError(
-                    f"series: points of {coarse.step_s} s need to be kept as long as those of"
-                    f" {fine.step_s} s, and twice as long as a block of those"
+        try:
+            check_steps([each.step_s for each in found])
+        except ValueError as problem:
+            raise self.conflict(
+                "{problem}",
+                "correct {series_fine_step_seconds}, {series_middle_step_seconds} or"
+                " {series_coarse_step_seconds}",
+                problem=problem,
+            ) from None
+        keeps = ("series_fine_keep_seconds", "series_middle_keep_seconds", "series_keep_seconds")
+        for (fine, coarse), (shorter, longer) in zip(
+            itertools.pairwise(found), itertools.pairwise(keeps), strict=True
+        ):
+            least = max(fine.keep_s, 2 * fine.step_s * POINTS)
+            if coarse.keep_s < least:
+                raise self.conflict(
+                    f"{{{longer}}} ({{kept:g}} s) is too short: points of {coarse.step_s} s are"
+                    f" kept as long as those of {fine.step_s} s ({{{shorter}}}), and twice as long"
+                    " as a block of those",
+                    f"set {{{longer}}} to {{least:g}} or more",
+                    kept=coarse.keep_s,
+                    least=least,
                 )
         return self

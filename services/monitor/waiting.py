@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from libs.contracts.messages import Occasion
+from libs.contracts.messages import Occasion, Reason
+from libs.contracts.reasons import duration, render
 from libs.store.port import Store
 from services.monitor import store
 from services.monitor.outgoing import Happening, Outgoing
+from services.monitor.store import TaskRow
 
 TASKS_MAX = 500
 
@@ -38,9 +40,15 @@ class WaitingTasks:
                         number=str(int(row.queued_since.timestamp())),
                         details={
                             "state": row.state.name.lower(),
-                            "reason": row.reason.name.lower(),
+                            "reason": _why(row, waited),
                             "waited_seconds": round(waited),
+                            "suggestion": f"shiftwork explain {row.task_id}",
                         },
                     ),
                 )
         return 0.0 if len(rows) == TASKS_MAX else None
+
+
+def _why(row: TaskRow, waited_s: float) -> str:
+    """A sentence. Without the reason's numbers and names: `explain` has those of the moment."""
+    return f"in the queue for {duration(waited_s)}: {render(Reason(code=row.reason))}"

@@ -36,8 +36,12 @@ class SubmitSettings(Rules, BaseServiceSettings):
     def _deadlines_in_order(self) -> SubmitSettings:
         low, high = self.ack_deadline_seconds_min, self.ack_deadline_seconds_max
         if not low <= self.default_ack_deadline_seconds <= high:
-            raise ValueError(
-                f"default_ack_deadline_seconds {self.default_ack_deadline_seconds:g} is not "
-                f"between ack_deadline_seconds_min {low:g} and ack_deadline_seconds_max {high:g}"
+            raise self.conflict(
+                "{default_ack_deadline_seconds} {given:g} is not between"
+                " {ack_deadline_seconds_min} {low:g} and {ack_deadline_seconds_max} {high:g}",
+                "choose a {default_ack_deadline_seconds} between them",
+                given=self.default_ack_deadline_seconds,
+                low=low,
+                high=high,
             )
         return self

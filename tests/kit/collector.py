@@ -75,8 +75,9 @@ def _received(service: str, span: Any) -> ReceivedSpan:
 
 
 @contextlib.contextmanager
-def collector(*, black_hole: bool = False) -> Iterator[Collector]:
-    """A running collector. A black hole takes requests and never answers."""
+def collector(*, black_hole: bool = False, refuses: bool = False) -> Iterator[Collector]:
+    """A running collector. A black hole takes requests and never answers; one that
+    refuses answers 404."""
     found, ended = Collector(), threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -85,6 +86,9 @@ def collector(*, black_hole: bool = False) -> Iterator[Collector]:
             body = self.rfile.read(int(self.headers["content-length"]))
             if black_hole:
                 ended.wait(60)
+                return
+            if refuses:
+                self.send_error(404)
                 return
             assert self.path == "/v1/traces"
             found.headers.append({name.lower(): value for name, value in self.headers.items()})

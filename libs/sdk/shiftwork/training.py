@@ -48,6 +48,7 @@ METRICS_PER_REPORT_MAX = 64
 YIELD_REASON_CHARACTERS_MAX = 200
 LIFE_STATE_BYTES_MAX = 65_536
 METRIC_NAME_CHARACTERS_MAX = 128
+WARNED_NAMES_MAX = 256
 
 
 class _Process:
@@ -63,6 +64,8 @@ class _Process:
         self.preempt = False
         self.superseded = False
         self.ready = False
+        # What ``report`` has warned of.
+        self.warned: set[str] = set()
 
     def known(self) -> Context:
         """The context, read once."""
@@ -203,7 +206,8 @@ def report(**metrics: SupportsFloat) -> None:
     """Show numbers (``loss=0.3, step=100``) on the task's page. Never waits, never fails.
 
     Sent in batches in the background; the oldest are dropped if they come too fast. What is not
-    of a number's type is left out; NaN and infinity are shown.
+    of a number's type is left out, and names beyond the first 64 of a call: each with one warning
+    on standard error. NaN and infinity are shown.
     """
     live = _process.conversation()
     if live is None:
@@ -211,10 +215,22 @@ def report(**metrics: SupportsFloat) -> None:
     values: dict[str, float | str] = {}
     for name, value in list(metrics.items())[:METRICS_PER_REPORT_MAX]:
         number = _number(value)
-        if number is not None:
+        if number is None:
+            _warn_once(name, f"a {type(value).__name__} is no number; give an int or a float")
+        else:
             values[name[:METRIC_NAME_CHARACTERS_MAX]] = number
+    for name in list(metrics)[METRICS_PER_REPORT_MAX:]:
+        _warn_once(name, f"a call takes {METRICS_PER_REPORT_MAX} names; give it in another call")
     if values:
         live.report(values)
+
+
+def _warn_once(name: str, why: str) -> None:
+    """Warn that ``report`` leaves a name out: once, and of so many names at most."""
+    warned = _process.warned
+    if name not in warned and len(warned) < WARNED_NAMES_MAX:
+        warned.add(name)
+        _warn(f"report() leaves out {name[:METRIC_NAME_CHARACTERS_MAX]}: {why}")
 
 
 def ready() -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import typer
 from shiftwork.cli import render, session
-from shiftwork.cli.failures import INTERRUPTED, Failure
+from shiftwork.cli.failures import INTERRUPTED
 
 from services.allinone.data_folder import DataFolder
 
@@ -24,14 +24,9 @@ def _chosen_folder(data: Path | None) -> DataFolder:
     """The folder of the platform that is meant: of the option, else of the current context."""
     from services.allinone.chosen import chosen  # noqa: PLC0415 - small
 
-    it = chosen(data)
-    if it.data_folder is None:
-        raise Failure(
-            f"{it.described} is not a platform that `up` started on this machine",
-            where=it.because,
-            fix="name its data folder: --data DIR; docs/kubernetes.md has the backup of a cluster",
-        )
-    return it.data_folder
+    return chosen(data).here(
+        "name its data folder: --data DIR; docs/kubernetes.md has the backup of a cluster"
+    )
 
 
 def make_backup(file: Path, data: Path | None) -> None:

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
+
+
+def _bucket(text: str) -> str:
+    if text and not re.fullmatch(r"s3://[^/?#]+(/[^?#]*)?", text):
+        raise ValueError(f"{text!r} is no bucket; write s3://BUCKET or s3://BUCKET/PREFIX")
+    return text
+
+
+def _endpoint(text: str) -> str:
+    if text and not re.fullmatch(r"https?://[^@]+", text):
+        # It may hold a password.
+        raise ValueError("it is no address of an object storage; write https://HOST or http://HOST")
+    return text
 
 
 class BucketOptions(BaseModel):
@@ -12,9 +27,9 @@ class BucketOptions(BaseModel):
 
     # s3://BUCKET or s3://BUCKET/PREFIX: sealed output is uploaded there and removed from logs_dir.
     # Empty: it stays in logs_dir.
-    bucket_url: str = Field(default="", pattern="^(s3://[^/?#]+(/[^?#]*)?)?$")
+    bucket_url: Annotated[str, AfterValidator(_bucket)] = ""
     # The address of the object storage; empty: that of the region at AWS.
-    bucket_endpoint: str = Field(default="", pattern="^(https?://[^@]+)?$")
+    bucket_endpoint: Annotated[str, AfterValidator(_endpoint)] = ""
     bucket_region: str = "us-east-1"
     # Files with the access key's id and its secret. They are read again every few minutes.
     bucket_key_id_file: Path | None = None

@@ -1,8 +1,8 @@
 """Whether a run uses what it holds: idle GPUs, and runs that do nothing. Pure.
 
 A GPU is idle while its utilization is below a limit. A rank is quiet while it uses next to no
-processor time and all of its GPUs are idle. Both count once they have lasted. What is not measured
-is neither idle nor busy.
+processor time and all of its GPUs that are measured are idle: without one, the processors alone
+count. Both count once they have lasted. A GPU that is not measured is neither idle nor busy.
 """
 
 from __future__ import annotations
@@ -82,8 +82,9 @@ class Activity:
                 self._observe_gpu((node_id, gpu), at_s, gpu_percent.get(gpu), limits)
             place = (node_id, use.rank)
             self.ranks[place] = at_s
-            gpus_idle = all((node_id, gpu) in self.idle for gpu in use.gpus)
-            if use.cpu_cores is None or use.cpu_cores >= limits.quiet_cores or not gpus_idle:
+            held = {(node_id, gpu) for gpu in use.gpus}
+            gpu_busy = any(gpu in self.gpus and gpu not in self.idle for gpu in held)
+            if use.cpu_cores is None or use.cpu_cores >= limits.quiet_cores or gpu_busy:
                 self.quiet.pop(place, None)
             else:
                 self.quiet.setdefault(place, at_s)

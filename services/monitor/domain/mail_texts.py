@@ -105,5 +105,5 @@ def _lines(entry: Entry) -> list[str]:
 def _ending(entries: Sequence[Entry]) -> list[str]:
     """How to stop it; the names of notifications have no character that needs a quote."""
     names = sorted({entry.notification for entry in entries})
-    stop = [f"To get no more of {name}: shiftwork notify rm {name}" for name in names]
+    stop = [f"To end the notification {name}: shiftwork notify rm {name}" for name in names]
     return ["-- ", "You get this mail because you set it up.", *stop]

@@ -39,7 +39,7 @@ def _problem_of_webhook(url: str, networks: Collection[Network]) -> Problem | No
     except ValueError as problem:
         return Problem(f"is no URL ({problem})", "write https://HOST/PATH")
     if parts.scheme not in ("https", "http") or not parts.hostname or port == 0:
-        return Problem("is no address of a webhook", "write https://HOST/PATH")
+        return Problem("is no address of a webhook", "write https://HOST/PATH; for mail: mail")
     if parts.username or parts.password or parts.fragment:
         return Problem("has a user, a password or a fragment", "leave them out")
     if parts.scheme == "http" and not networks:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from typing import Any
 
 import pytest
 import shiftwork
@@ -186,6 +187,23 @@ def test_a_report_holds_no_more_names_than_the_platform_takes(on_platform: RunSe
     on_platform.start()
     on_platform.wait_for(lambda: len(on_platform.samples) == 300)
     assert len(on_platform.ranks) >= 300 / QUICK.metrics_batch_names_max
+
+
+def test_what_a_report_leaves_out_is_warned_of_once_for_each_name(
+    on_platform: RunServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong: Any = {"loss": "abc", "parts": {"a": 1}, "lr": None}
+    for _ in range(2):
+        shiftwork.report(step=1, **wrong)
+        shiftwork.report(**{f"name_{number}": 1.0 for number in range(66)})
+    on_platform.wait_for(lambda: on_platform.samples)
+    assert capsys.readouterr().err.splitlines() == [
+        "shiftwork: report() leaves out loss: a str is no number; give an int or a float",
+        "shiftwork: report() leaves out parts: a dict is no number; give an int or a float",
+        "shiftwork: report() leaves out lr: a NoneType is no number; give an int or a float",
+        "shiftwork: report() leaves out name_64: a call takes 64 names; give it in another call",
+        "shiftwork: report() leaves out name_65: a call takes 64 names; give it in another call",
+    ]
 
 
 def test_refused_metrics_are_reported_once_on_stderr(

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import REGISTRY
 from pydantic import ValidationError
+from structlog.testing import capture_logs
 
 from libs.contracts import messages as m
 from libs.service.settings import BaseServiceSettings
 from libs.service.traces import answering, tracing_of
+from libs.tracing.export import Counted
 from libs.tracing.spans import OFF, Tracing
 from tests.kit.collector import collector
 from tests.kit.launcher_builders import a_spec
@@ -19,6 +27,7 @@ from tests.kit.launcher_builders import a_spec
 # Long enough for what a thread does at once, far shorter than a time-out of the exporter.
 AT_ONCE_SECONDS = 1.0
 STOP_SECONDS = 4.0
+SUCCESS, FAILURE = SpanExportResult.SUCCESS, SpanExportResult.FAILURE
 
 
 def settings(**fields: object) -> BaseServiceSettings:
@@ -133,3 +142,53 @@ def test_no_span_holds_an_errors_text_a_command_or_an_environment() -> None:
 def test_an_endpoint_that_is_no_address_is_refused() -> None:
     with pytest.raises(ValidationError, match="collector:4318"):
         settings(otlp_endpoint="collector:4318")
+
+
+def test_an_outage_of_the_collector_is_logged_at_its_begin_and_its_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    results = [FAILURE, FAILURE, SUCCESS, SUCCESS]
+    heard: list[tuple[str, int | None]] = []
+
+    class Exporter(InMemorySpanExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            logging.getLogger(OTLPSpanExporter.__module__).error("Failed: %s", "away")
+            assert spans
+            return results.pop(0)
+
+    counted = Counted(
+        Exporter(),
+        lambda _outcome, _count: None,
+        lambda problem, lost: heard.append((problem, lost)),
+    )
+    for size in (2, 3, 4, 5):
+        counted.export([ReadableSpan("one")] * size)
+    assert heard == [("Failed: away", None), ("Failed: away", 5)]
+    assert caplog.messages == []
+
+
+def test_an_exporter_that_raises_is_an_outage_too() -> None:
+    heard: list[tuple[str, int | None]] = []
+
+    class Exporter(InMemorySpanExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            raise ConnectionError(f"{len(spans)} spans")
+
+    counted = Counted(
+        Exporter(),
+        lambda _outcome, _count: None,
+        lambda problem, lost: heard.append((problem, lost)),
+    )
+    assert counted.export([ReadableSpan("one")]) is FAILURE
+    assert heard == [("ConnectionError: 1 spans", None)]
+
+
+def test_the_log_names_the_service_whose_traces_do_not_reach_the_collector() -> None:
+    with collector(refuses=True) as away, capture_logs() as lines:
+        tracing = tracing_of("t9", settings(otlp_endpoint=away.url))
+        work(tracing)
+        tracing.close()
+    # Threads of other tests may still end.
+    (found,) = [line for line in lines if line["service"] == "t9"]
+    assert found["event"] == "traces do not reach the collector"
+    assert found["problem"]

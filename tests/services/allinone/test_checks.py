@@ -265,6 +265,59 @@ def test_settings_of_the_environment_that_cannot_be_are_refused(
     checks.check_start(DataFolder(tmp_path / "data"), PLAIN, lambda _: None)
 
 
+@pytest.mark.parametrize(
+    ("given", "what", "fix"),
+    [
+        (
+            {"SHIFTWORK_MONITOR_MAIL_HOST": "mail"},
+            "SHIFTWORK_MONITOR_MAIL_HOST needs SHIFTWORK_MONITOR_MAIL_FROM, the sender's address",
+            "set SHIFTWORK_MONITOR_MAIL_FROM",
+        ),
+        (
+            {"SHIFTWORK_MONITOR_SERIES_KEEP_SECONDS": "100"},
+            "SHIFTWORK_MONITOR_SERIES_KEEP_SECONDS (100 s) is too short",
+            "set SHIFTWORK_MONITOR_SERIES_KEEP_SECONDS to 172800 or more",
+        ),
+        (
+            {"SHIFTWORK_MONITOR_SERIES_MIDDLE_STEP_SECONDS": "15"},
+            "15 s does not follow 10 s",
+            "SHIFTWORK_MONITOR_SERIES_MIDDLE_STEP_SECONDS",
+        ),
+        (
+            {"SHIFTWORK_LOG_COLLECTOR_BUCKET_URL": "s3://b/x"},
+            "needs SHIFTWORK_LOG_COLLECTOR_BUCKET_KEY_ID_FILE and",
+            "unset SHIFTWORK_LOG_COLLECTOR_BUCKET_URL",
+        ),
+        (
+            {"SHIFTWORK_LOG_COLLECTOR_BUCKET_URL": "https://b/x"},
+            "write s3://BUCKET or s3://BUCKET/PREFIX",
+            "correct or unset SHIFTWORK_LOG_COLLECTOR_BUCKET_URL",
+        ),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "127.0.0.1:4318"},
+            "give one such as http://collector:4318",
+            "correct or unset OTEL_EXPORTER_OTLP_ENDPOINT",
+        ),
+        (
+            {"SHIFTWORK_LAUNCHER_FENCE_SECONDS": "0.5"},
+            "SHIFTWORK_LAUNCHER_FENCE_SECONDS is below SHIFTWORK_LAUNCHER_LEASE_SECONDS",
+            "set SHIFTWORK_LAUNCHER_FENCE_SECONDS",
+        ),
+    ],
+)
+def test_problems_of_settings_name_each_variable_once_and_a_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], what: str, fix: str
+) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    (found,) = checks.settings(DataFolder(tmp_path / "data"), PLAIN)
+    assert found.level == "bad"
+    assert what in found.what
+    assert fix in found.fix
+    assert found.where in given
+    assert "_=" not in found.what
+
+
 def test_settings_of_the_environment_without_effect_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,12 +16,14 @@ from tests.services.log_collector.collector_harness import settings_with
 
 def test_files_need_their_folder() -> None:
     assert isinstance(source_of(settings_with()), FileSource)
-    with pytest.raises(ValidationError, match="source files needs runs_dir"):
+    with pytest.raises(
+        ValidationError, match="SOURCE is files, and SHIFTWORK_LOG_COLLECTOR_RUNS_DIR is not set"
+    ):
         settings_with(runs_dir=None)
 
 
 def test_pods_need_the_agents_token_and_no_folder() -> None:
-    with pytest.raises(ValidationError, match="source kubernetes needs agent_token_file"):
+    with pytest.raises(ValidationError, match="AGENT_TOKEN_FILE is not set"):
         settings_with(source="kubernetes", runs_dir=None)
     made = settings_with(source="kubernetes", runs_dir=None, agent_token_file="/run/token")
     cluster = made

@@ -63,7 +63,11 @@ def test_what_is_not_measured_is_neither_idle_nor_busy() -> None:
         ((0.0, 0.0), 0.0, True),
         ((0.0, 0.0), 0.5, False),
         ((0.0, 50.0), 0.0, False),
-        ((0.0, None), 0.0, False),
+        # Slots without a GPU, or a driver that gives no utilization: what is measured counts.
+        ((0.0, None), 0.0, True),
+        ((None, None), 0.0, True),
+        ((None, 50.0), 0.0, False),
+        ((None, None), 0.5, False),
         ((0.0, 0.0), None, False),
     ],
 )

@@ -533,7 +533,25 @@ async def test_a_task_that_waits_for_long_is_notified_once(service: ServiceHarne
     await service.step("waiting")
     await service.step("waiting")
     (row,) = await service.rows(MessageRow)
-    assert json.loads(row.body)["data"]["waited_seconds"] == 3601
+    data = json.loads(row.body)["data"]
+    assert data["waited_seconds"] == 3601
+    assert data["reason"] == (
+        "in the queue for 1 h: is new in the queue; nothing is decided about it yet"
+    )
+    assert data["suggestion"] == "shiftwork explain t1"
+
+
+async def test_a_long_wait_is_notified_with_the_reasons_sentence(service: ServiceHarness) -> None:
+    await subscribe(service, "https://example.org/", occasions=(Occasion.WAITING,))
+    change = a_change(service, 1, TaskState.QUEUED)
+    reason = Reason(code=ReasonCode.WAITS_FOR_CAPACITY)
+    await service.handle(change.model_copy(update={"reason": reason}))
+    await service.lead()
+    service.clock.advance(SETTINGS.waiting_seconds + 1)
+    await service.step("waiting")
+    (row,) = await service.rows(MessageRow)
+    found = json.loads(row.body)["data"]["reason"]
+    assert found == "in the queue for 1 h: waits for free capacity"
 
 
 async def test_a_notification_that_cannot_be_read_holds_back_no_other(

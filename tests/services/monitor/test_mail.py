@@ -805,11 +805,11 @@ async def test_a_site_without_a_mail_server_says_so(platform: MemoryPlatform, st
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"mail_from": ""}, "needs mail_from"),
+        ({"mail_from": ""}, "needs SHIFTWORK_MONITOR_MAIL_FROM"),
         ({"mail_from": "nobody"}, "is no mail address"),
         ({"mail_from": "a@lab.test\r\nBcc: b@lab.test"}, "is no mail address"),
-        ({"mail_user": "x"}, "give both"),
-        ({"mail_user": "x", "mail_security": "none"}, "give both"),
+        ({"mail_user": "x"}, "only one is set"),
+        ({"mail_user": "x", "mail_security": "none"}, "only one is set"),
     ],
 )
 def test_settings_of_mail_are_checked_at_the_start(changes: dict[str, Any], problem: str) -> None:

@@ -29,7 +29,7 @@ def test_every_limit_of_the_domain_can_be_set_or_is_generous(
 
 
 def test_a_default_outside_its_bounds_is_refused_at_start() -> None:
-    with pytest.raises(ValidationError, match="default_ack_deadline_seconds 60 is not between"):
+    with pytest.raises(ValidationError, match="DEFAULT_ACK_DEADLINE_SECONDS 60 is not between"):
         SubmitSettings(**SERVERS, ack_deadline_seconds_max=30.0)
 
 

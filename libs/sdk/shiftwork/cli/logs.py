@@ -23,6 +23,7 @@ LINES_AT_ONCE = 1000
 _UNKNOWN = datetime.min.replace(tzinfo=timezone.utc)
 # How many ranks or attempts an error names; of attempts the last ones.
 ATTEMPTS_NAMED_MAX = 5
+ROLES_NAMED_MAX = 16
 RANKS_NAMED_MAX = 8
 
 
@@ -192,7 +193,9 @@ def _nothing(kept: List[Dict[str, Any]]) -> str:
         for number, them in sorted(ranks.items())
     ]
     there = "; ".join(parts[-ATTEMPTS_NAMED_MAX:])
-    return f"no output matches the options: there is {there}"
+    roles = list(dict.fromkeys(str(log["role"]) for log in kept if log.get("role")))
+    of_roles = f"; roles: {', '.join(roles[:ROLES_NAMED_MAX])}" if roles else ""
+    return f"no output matches the options: there is {there}{of_roles}"
 
 
 def _first(ranks: List[int]) -> str:

@@ -6,11 +6,12 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import typer
 
-from shiftwork.cli import charts, complete, csv_output, parse, render, session, tasks
-from shiftwork.cli.failures import Failure, naming
+from shiftwork.cli import charts, complete, csv_output, guide, parse, render, session, tasks
+from shiftwork.cli.failures import Failure, naming, usage
 from shiftwork.client.paths import part
 
 CHART_WIDTH = 40
+RANKS_NAMED_MAX = 16
 CSV_COLUMNS: Tuple[str, ...] = (
     "at_seconds",
     "signal",
@@ -85,7 +86,28 @@ def metrics(
         return
     if page.get("series_problem"):
         render.warning(page["series_problem"])
+    if not rows and (signal or rank is not None or attempt is not None):
+        everything = {"series": "true", **_range(None, since, to, step)}
+        path = f"/v1/tasks/{part(found['id'])}/metrics"
+        _check_filters(api.items(path, everything)["items"], signal or [], rank)
     _draw(rows, f"nothing was measured or reported of {found['name']} in this time")
+
+
+def _check_filters(
+    items: List[Dict[str, Any]], signals: Sequence[str], rank: Optional[int]
+) -> None:
+    """Raise Failure for a signal or rank that a task does not have, with those that it has in this
+    time. Without any it is not known what is misspelt."""
+    known = sorted({str(series["signal"]) for each in items for series in each["series"]})
+    for each in ",".join(signals).split(",") if signals and known else ():
+        if each not in known:
+            fix = f"{guide.meant(each, known)} there are {', '.join(known)}".strip()
+            raise usage(f"there is no signal {each!r} in this time", where="--signal", fix=fix)
+    ranks = sorted({int(each["rank"]) for each in items if each.get("rank") is not None})
+    if rank is not None and ranks and rank not in ranks:
+        there = ", ".join(map(str, ranks[:RANKS_NAMED_MAX]))
+        fix = f"there are {there}{', ...' if len(ranks) > RANKS_NAMED_MAX else ''}"
+        raise usage(f"there is no rank {rank} in this time", where="--rank", fix=fix)
 
 
 def node_metrics(
@@ -150,8 +172,16 @@ def _range(signal: Optional[List[str]], since: str, to: str, step: str) -> Dict[
         **({"signal": ",".join(signal)} if signal else {}),
         **({"from": parse.timestamp(since, "--from", now)} if since else {}),
         **({"to": parse.timestamp(to, "--to", now)} if to else {}),
-        **({"step_seconds": max(1, int(parse.duration(step, "--step")))} if step else {}),
+        **({"step_seconds": _step(step)} if step else {}),
     }
+
+
+def _step(text: str) -> int:
+    seconds = int(parse.duration(text, "--step"))
+    if seconds < 1:
+        fix = "write 1s or more, such as 1m"
+        raise usage(f"--step {text} is less than a second", where="--step", fix=fix)
+    return seconds
 
 
 def _draw(rows: Sequence[Row], empty: str) -> None:

@@ -95,7 +95,8 @@ def choice(word: str, choices: Sequence[str], kind: str, option: str) -> str:
     """The word, if it is one of these. Raises Failure with what may have been meant, else."""
     if word not in choices:
         fix = f"{guide.meant(word, choices)} choose of {', '.join(choices)}".strip()
-        raise usage(f"{word!r} is not a {kind}", where=option, fix=fix)
+        article = "an" if kind[:1] in "aeiou" else "a"
+        raise usage(f"{word!r} is not {article} {kind}", where=option, fix=fix)
     return word
 
 

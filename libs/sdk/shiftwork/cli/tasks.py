@@ -119,20 +119,25 @@ def find(api: Api, text: str) -> Dict[str, Any]:
     named = api.get("/v1/tasks", {"name": text, "limit": MATCHES_MAX})["items"]
     found = _of_name(api, text, named)
     if found is not None:
-        return found
+        return _whole(api, found)
     matches: Dict[str, Dict[str, Any]] = {}
     for form, filter_ in ((_ID_PREFIX, "id_prefix"), (ids.TAIL, "id_suffix")):
         if form.fullmatch(text):
             items = api.get("/v1/tasks", {filter_: text, "limit": MATCHES_MAX})["items"]
             matches.update({task["id"]: task for task in items})
     if len(matches) == 1:
-        return next(iter(matches.values()))
+        return _whole(api, next(iter(matches.values())))
     if matches:
         raise _ambiguous(f"{text!r} fits {_count(len(matches))} tasks", list(matches.values()))
     newest = api.get("/v1/tasks", {"limit": MATCHES_MAX})["items"]
     meant = guide.meant(text, [task["name"] for task in newest])
     fix = f"{meant} `shiftwork ls --all` lists the tasks".strip()
     raise Failure(f"there is no task {text!r}", where="TASK", fix=fix)
+
+
+def _whole(api: Api, listed: Dict[str, Any]) -> Dict[str, Any]:
+    """The task of a list's item, which lacks what only the task itself has (its activity)."""
+    return api.get("/v1/tasks/" + part(listed["id"]))
 
 
 def _count(number: int) -> str:

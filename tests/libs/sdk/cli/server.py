@@ -327,7 +327,12 @@ class CliServer:
         begin = int(query.get("cursor", "0"))
         end = begin + int(query["limit"])
         more = str(end) if end < len(found) else None
-        page: dict[str, Any] = {"items": found[begin:end], "next_cursor": more}
+        # Only the task itself has its activity.
+        items = [
+            {name: value for name, value in task.items() if name != "activity"}
+            for task in found[begin:end]
+        ]
+        page: dict[str, Any] = {"items": items, "next_cursor": more}
         return page | ({"unreadable": self.unreadable} if self.unreadable else {})
 
     def _of_task(self, task_id: str, what: str, body: Any) -> tuple[int, Any]:

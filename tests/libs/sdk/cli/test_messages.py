@@ -688,7 +688,7 @@ def test_the_error_for_missing_output_names_the_existing_ranks(
     server.tasks["ta"] = a_task("ta")
     server.output = {(1, 0): b"x", (1, 1): b"x", (2, 0): b"x"}
     done = shiftwork("logs", "ta", "--rank", "7")
-    there = "attempt 1 with ranks 0, 1; attempt 2 with rank 0"
+    there = "attempt 1 with ranks 0, 1; attempt 2 with rank 0; roles: worker"
     assert (done.code, done.err) == (0, f"no output matches the options: there is {there}\n")
 
 
@@ -809,3 +809,8 @@ def test_a_label_that_no_task_has_is_warned_of(shiftwork: Shiftwork, server: Cli
     server.tasks = {"ta": a_task("ta", labels={"project": "vision"})}
     done = shiftwork("ls", "-l", "projct=vision")
     assert "a label 'projct'; did you mean project?" in done.err
+
+
+def test_a_wrong_occasion_is_refused_with_the_right_article(shiftwork: Shiftwork) -> None:
+    done = shiftwork("notify", "set", "mine", "--to", "mail", "--on", "fail")
+    assert "'fail' is not an occasion" in done.err

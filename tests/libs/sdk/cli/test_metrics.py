@@ -176,3 +176,35 @@ def test_nodes_and_top_show_what_is_in_use(shiftwork: Shiftwork, server: CliServ
     text = shiftwork("top", "--once").out
     (line,) = [each for each in text.splitlines() if "7.5" in each]
     assert line.split() == ["t1", "train", "4", "7.5", "2", "GiB", "2", "55", "%", "-"]
+
+
+@server_test
+@pytest.mark.parametrize(
+    ("option", "value", "fix"),
+    [
+        ("--signal", "gpu_precent", "did you mean gpu_percent? there are gpu_percent, loss"),
+        ("--rank", "99", "there are 0"),
+    ],
+)
+def test_a_filter_that_nothing_matches_names_what_there_is(
+    shiftwork: Shiftwork, server: CliServer, option: str, value: str, fix: str
+) -> None:
+    server.tasks["ta"] = a_task("ta", state="running")
+    empty = {"items": [], "next_cursor": None}
+    series = [a_series("gpu_percent", [1.0]), a_series("loss", [1.0])]
+    server.metrics = {"items": [{"rank": 0, "series": series}], "next_cursor": None}
+    server.first["GET", "/v1/tasks/ta/metrics"] = [(200, empty)]
+    done = shiftwork("metrics", "ta", option, value)
+    assert done.code == 2
+    assert f"where: {option}" in done.err
+    assert fix in done.err
+
+
+@server_test
+@pytest.mark.parametrize("step", ["0", "0s", "0.5s"])
+def test_a_step_of_less_than_a_second_is_refused(
+    shiftwork: Shiftwork, server: CliServer, step: str
+) -> None:
+    server.tasks["ta"] = a_task("ta", state="running")
+    done = shiftwork("metrics", "ta", "--step", step)
+    assert (done.code, "where: --step" in done.err) == (2, True)

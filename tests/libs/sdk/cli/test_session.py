@@ -290,6 +290,30 @@ def test_for_a_local_platform_that_is_down_the_start_command_names_its_data_fold
     assert "`shiftwork doctor --data '/srv/my data'` looks closer" in down.err
 
 
+def test_monitoring_users_are_those_of_the_current_contexts_platform(
+    elsewhere: Shiftwork, home: Path
+) -> None:
+    for port, name in enumerate(("other", "mine"), 1):
+        data = home / name
+        (data / "nats").mkdir(parents=True)
+        (data / "secrets").mkdir()
+        (data / "nats" / "port").write_text("4222\n")
+        named = Named(f"http://127.0.0.1:{port}", str(data / "token"), data=str(data))
+        contexts.save(contexts.default_path(), lambda _, name=name: name, named)
+    made = elsewhere("monitor-credentials", "dashboard")
+    assert made.out == f"{home}/mine/monitoring/dashboard.json\n"
+    assert f"data folder {home}/mine (" in made.err
+    assert "dashboard" in elsewhere("monitor-credentials").out
+    none = elsewhere("monitor-credentials", "--context", "other")
+    assert (none.code, "dashboard" in none.out) == (0, False)
+    assert f"data folder {home}/other (" in none.err
+    assert "it has no monitoring user" in none.err
+    assert elsewhere("monitor-credentials", "--data", str(home / "mine"), "-q").err == ""
+    remote = elsewhere("monitor-credentials", "dashboard", "--url", "http://127.0.0.1:9")
+    assert remote.code != 0
+    assert "--data DIR" in remote.err
+
+
 def test_a_part_that_does_not_answer_is_looked_for_in_the_platforms_data_folder(
     elsewhere: Shiftwork, server: CliServer, home: Path
 ) -> None:

@@ -93,6 +93,16 @@ def test_show_prints_the_task_and_its_runs(shiftwork: Shiftwork, server: CliServ
     assert "3 attempts in a row" in done.err
 
 
+@pytest.mark.parametrize("text", ["taaaaaaaa", "train", "taaaa"])
+def test_show_has_the_activity_of_a_task_by_id_name_and_part_of_its_id(
+    shiftwork: Shiftwork, server: CliServer, text: str
+) -> None:
+    used = {"gpus": 2, "idle_gpus": 0, "idle_since": None, "quiet_since": None}
+    server.tasks["taaaaaaaa"] = a_task("taaaaaaaa", name="train", state="running", activity=used)
+    assert "uses 2 GPUs" in shiftwork("show", text).out
+    assert shiftwork("show", text, "--json").json["activity"] == used
+
+
 def test_show_has_the_ports_of_the_live_run(shiftwork: Shiftwork, server: CliServer) -> None:
     endpoints = [
         {"rank": rank, "role": "worker", "name": "board", "address": "127.0.0.1", "port": 20_000}
