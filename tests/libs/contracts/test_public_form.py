@@ -42,10 +42,11 @@ Quota.group Quota.team Quota.user QuotaChanged.changed_by QuotaChanged.group_tok
 RankErrorLines.kind RankErrorLines.role RankRestarted.node_id RankRestarted.role ReadyProbe.path
 ReadyProbe.port Reason.names Reason.numbers RestartRule.exit_codes Role.image Role.name
 Role.working_directory RunAssigned.team RunDelayed.node_ids RunExited.owner RunResumed.team
-RunStarted.owner StartsAfter.role TaskSpec.group TaskSpec.labels TaskSpec.name TaskSpec.node_selector
-TaskSpec.secret_env TaskSpec.tolerations TaskSpec.working_directory TaskStateChanged.group
-TaskStateChanged.owner TaskStateChanged.team TaskSubmitted.team TaskWarning.code TaskWarning.field
-TaskWarning.message UsageRecorded.group UsageRecorded.owner UsageRecorded.task_id UsageRecorded.team
+RunStarted.owner StartsAfter.role TaskSpec.group TaskSpec.labels TaskSpec.name
+TaskSpec.node_selector TaskSpec.secret_env TaskSpec.tolerations TaskSpec.working_directory
+TaskStateChanged.group TaskStateChanged.owner TaskStateChanged.team TaskSubmitted.team
+TaskWarning.code TaskWarning.field TaskWarning.message UsageRecorded.group UsageRecorded.owner
+UsageRecorded.task_id UsageRecorded.team
 """
 
 

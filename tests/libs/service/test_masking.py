@@ -102,6 +102,29 @@ def test_the_result_is_that_of_a_plain_search(
         assert masked(pieces, forms) == oracle(text, forms)
 
 
+@given(st.data(), st.sampled_from([0.0, 1.0]))
+def test_values_within_values_leave_no_rest(data: st.DataObject, seconds: float) -> None:
+    # What is held back is searched again: a value that was found before ends within a longer one.
+    whole = data.draw(st.text("ab", min_size=14, max_size=20)).encode()
+    ends = st.tuples(st.integers(0, 14), st.integers(6, 14))
+    slices = data.draw(st.lists(ends, min_size=2, max_size=5))
+    forms = tuple(dict.fromkeys(whole[at : at + size] for at, size in slices if at + size <= 20))
+    forms = tuple(form for form in forms if len(form) >= 6)
+    parts = st.one_of(st.just(whole), st.sampled_from(forms or (whole,)), st.just(b"a"))
+    text = b"".join(data.draw(st.lists(parts, max_size=6))) + b" and other text\n"
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    pieces = [text[begin:end] for begin, end in pairwise([0, *cuts, len(text)]) if begin < end]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(masking, "SEARCH_SECONDS_PER_BYTE", seconds)
+        assert masked(pieces, forms) == oracle(text, forms)
+
+
+def test_a_value_that_is_found_again_uncovers_no_longer_one() -> None:
+    forms = masking.secret_forms(["abcdef", "tok-abcdef-98761234", "abcdef-98761234/zzz"])
+    rest = b" and so on, a line that goes on for a while with other text\n"
+    assert masked([b"x tok-abcdef-98761234", rest], forms) == b"x ***" + rest
+
+
 def test_overlapping_values_leave_no_rest() -> None:
     assert mask("x abcdefghijklmnop y", "abcdef", "defghijklmnop") == "x *** y"
 
