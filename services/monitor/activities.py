@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from libs.contracts.messages import NodeSampled, RunActivityChanged
+from libs.service.clock import time_of
 from libs.service.loop import Loop
 from libs.service.metrics import Metrics
 from libs.service.prune import PruneRule, aged
 from libs.store.port import Op, Order, Store, Tx, Where
 from services.monitor.domain.activity import Activity, Facts, Limits, Place, RankUse
-from services.monitor.series.store import moment
 from services.monitor.store import TaskRow
 
 declare = Metrics("monitor")
@@ -104,7 +104,7 @@ class Activities:
             await self._write(keys[first : first + ROWS_AT_ONCE], epoch)
         silent = self.now() - timedelta(seconds=2 * self.write_seconds)
         for key, found in tuple(self.runs.items()):
-            if moment(found.until_s) < silent:
+            if time_of(found.until_s) < silent:
                 del self.runs[key]
                 self.joined.discard(key)
         async with self.database.transaction(epoch=epoch) as tx:
@@ -147,10 +147,10 @@ class Activities:
         self, tx: Tx, key: tuple[str, int], found: Activity, row: ActivityRow | None
     ) -> None:
         facts, now = found.facts(self.limits), self.now()
-        until = moment(found.until_s)
+        until = time_of(found.until_s)
         after = ActivityRow(
             *key,
-            measured_from=row.measured_from if row else moment(found.began_s),
+            measured_from=row.measured_from if row else time_of(found.began_s),
             measured_until=max(until, row.measured_until) if row else until,
             measured_gpu_seconds=found.measured_gpu_s + (row.measured_gpu_seconds if row else 0.0),
             idle_gpu_seconds=found.idle_gpu_s + (row.idle_gpu_seconds if row else 0.0),
@@ -220,7 +220,7 @@ def _listed(since: Mapping[Place, float]) -> tuple[tuple[str, int, float], ...]:
 
 
 def _time(at_s: float | None) -> datetime | None:
-    return None if at_s is None else moment(at_s)
+    return None if at_s is None else time_of(at_s)
 
 
 def prune_rule(keep: timedelta) -> PruneRule:

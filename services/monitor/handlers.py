@@ -24,7 +24,7 @@ from services.monitor.abnormal import recording
 from services.monitor.abnormal.recording import record
 from services.monitor.domain.abnormal_facts import FactsRow
 from services.monitor.domain.occasions import occasions_of, waits_for_quota
-from services.monitor.outgoing import Happening, Outgoing
+from services.monitor.messages.message_outbox import Happening, Outgoing
 from services.monitor.store import TaskRow
 
 

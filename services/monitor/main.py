@@ -24,24 +24,24 @@ from services.monitor.abnormal.evaluation import Evaluation
 from services.monitor.abnormal.queries import AbnormalQueries
 from services.monitor.abnormal.steps import Steps
 from services.monitor.activities import Activities
-from services.monitor.delivery import Delivery
 from services.monitor.domain.newest import Newest
 from services.monitor.event_copies import EventCopies
 from services.monitor.export import COLLECTOR, Source
 from services.monitor.handlers import HANDLERS, READS, Handlers
-from services.monitor.mailing import Mailing
-from services.monitor.message_metrics import WaitingMessages
-from services.monitor.notifications import Commands
-from services.monitor.outgoing import Outgoing
-from services.monitor.owners import Owners
-from services.monitor.recipients import Recipients
+from services.monitor.messages.delivery import Delivery
+from services.monitor.messages.mailing import Mailing
+from services.monitor.messages.message_metrics import WaitingMessages
+from services.monitor.messages.message_outbox import Outgoing
+from services.monitor.messages.notifications import Commands
+from services.monitor.messages.owners import Owners
+from services.monitor.messages.recipients import Recipients
+from services.monitor.messages.waiting import WaitingTasks
 from services.monitor.series import store as series
 from services.monitor.series.queries import Answers, Queries
 from services.monitor.series.recorder import Bounds, Recorder
 from services.monitor.settings import MonitorSettings
 from services.monitor.store import prune_rules
 from services.monitor.tables import TABLES
-from services.monitor.waiting import WaitingTasks
 
 
 def build(settings: MonitorSettings, ports: Ports) -> Service:

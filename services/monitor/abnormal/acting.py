@@ -31,8 +31,8 @@ from libs.contracts.wording import counted
 from libs.service.loop import Loop
 from libs.store.port import Store, Tx
 from services.monitor.abnormal import store
-from services.monitor.abnormal.apart import ACTIONS, apart
 from services.monitor.abnormal.evaluation import compare
+from services.monitor.abnormal.isolate import ACTIONS, apart
 from services.monitor.abnormal.steps import Steps
 from services.monitor.abnormal.store import ActionRow, FindingRow
 from services.monitor.activities import ActivityRow

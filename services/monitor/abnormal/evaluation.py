@@ -16,7 +16,7 @@ from libs.contracts.messages import (
 from libs.service.loop import Loop
 from libs.store.port import Store, Tx
 from services.monitor.abnormal import store
-from services.monitor.abnormal.apart import EVALUATION, WHOLE_STEP, apart
+from services.monitor.abnormal.isolate import EVALUATION, WHOLE_STEP, apart
 from services.monitor.abnormal.steps import Steps
 from services.monitor.abnormal.store import ActionRow, FindingRow, finding_id
 from services.monitor.activities import ActivityRow
@@ -34,7 +34,7 @@ from services.monitor.domain.abnormal_rules import (
 from services.monitor.domain.activity import Limits
 from services.monitor.domain.stalls import Stall, with_stall
 from services.monitor.domain.steady_clock import CLOCK, SteadyClockRow, advanced
-from services.monitor.outgoing import Happening, Outgoing
+from services.monitor.messages.message_outbox import Happening, Outgoing
 from services.monitor.store import TaskRow
 
 TASKS_AT_ONCE = 200

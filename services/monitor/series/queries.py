@@ -17,6 +17,7 @@ from libs.contracts.messages import (
     RefusalCode,
     Series,
 )
+from libs.service.clock import time_of
 from libs.service.definition import QueryHandler
 from libs.store.port import Store, Tx, Where
 from services.monitor.domain.blocks import (
@@ -190,7 +191,7 @@ def _series(name: Name, points: Points, window: Window) -> Series:
         attempt=name.attempt,
         node_id=name.node_id,
         gpu=None if name.gpu < 0 else name.gpu,
-        begins_at=store.moment(window.begins_s),
+        begins_at=time_of(window.begins_s),
         step_seconds=window.step_s,
         averages=little_endian(points.averages),
         minima=little_endian(points.lows),

@@ -22,7 +22,7 @@ from libs.contracts.messages import (
 )
 from libs.service.wiring import Wiring
 from libs.store.port import Store
-from services.monitor.abnormal.apart import FAILED
+from services.monitor.abnormal.isolate import FAILED
 from services.monitor.abnormal.store import ActionRow, FindingRow, prune_rules
 from services.monitor.activities import ActivityRow
 from services.monitor.domain.abnormal_facts import FactsRow

@@ -36,13 +36,13 @@ from libs.contracts.messages import (
 from libs.service.wiring import Wiring
 from libs.store.memory import MemoryStore
 from libs.store.port import Store
-from services.monitor.delivery import Delivery
 from services.monitor.domain.mail_texts import NAME_MAX, SUBJECT_MAX, VERBS, Entry, one_line, render
-from services.monitor.mail import Mail, MailServer
-from services.monitor.mailing import Mailing
 from services.monitor.main import WIRING
-from services.monitor.outgoing import Happening, Outgoing
-from services.monitor.recipients import Recipients
+from services.monitor.messages.delivery import Delivery
+from services.monitor.messages.mail import Mail, MailServer
+from services.monitor.messages.mailing import Mailing
+from services.monitor.messages.message_outbox import Happening, Outgoing
+from services.monitor.messages.recipients import Recipients
 from services.monitor.settings import MonitorSettings
 from services.monitor.store import MailboxRow, MessageRow, NotificationRow, Stage, TaskRow
 from services.monitor.tables import TABLES

@@ -8,7 +8,7 @@ from datetime import timedelta
 from libs.contracts.messages import Occasion
 from libs.store.port import Store
 from services.monitor import store
-from services.monitor.outgoing import Happening, Outgoing
+from services.monitor.messages.message_outbox import Happening, Outgoing
 
 TASKS_MAX = 500
 

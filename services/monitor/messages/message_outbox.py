@@ -14,7 +14,7 @@ from libs.contracts.messages import NotificationChannel, Occasion
 from libs.store.port import Tx, UnreadableRowError
 from services.monitor import store
 from services.monitor.domain.recipients import is_about
-from services.monitor.message_metrics import GivenUp, note_given_up
+from services.monitor.messages.message_metrics import GivenUp, note_given_up
 from services.monitor.store import MessageRow, NotificationRow, ReceiverRow, Stage, TaskRow
 
 _MEMO = "notifications and receivers"

@@ -20,12 +20,14 @@ from services.monitor.domain.retries import (
     pause_seconds,
     pauses_receiver,
 )
-from services.monitor.mailing import Mailing
-from services.monitor.message_metrics import GivenUp, note, note_given_up
-from services.monitor.names import Names
-from services.monitor.outgoing import Outgoing
-from services.monitor.recipients import Recipients, RecipientUnknownError
-from services.monitor.set_aside import SetAside
+from services.monitor.messages.cooldown import SetAside
+from services.monitor.messages.fair_order import Turns
+from services.monitor.messages.mailing import Mailing
+from services.monitor.messages.message_metrics import GivenUp, note, note_given_up
+from services.monitor.messages.message_outbox import Outgoing
+from services.monitor.messages.names import Names
+from services.monitor.messages.recipients import Recipients, RecipientUnknownError
+from services.monitor.messages.webhook import Outcome, Webhooks
 from services.monitor.settings import MonitorSettings
 from services.monitor.store import (
     MessageRow,
@@ -35,8 +37,6 @@ from services.monitor.store import (
     given_up,
     tried_in_vain,
 )
-from services.monitor.turns import Turns
-from services.monitor.webhook import Outcome, Webhooks
 
 # So many of a receiver's messages are held back at once, beyond those that may wait.
 HELD_MORE_MAX = 1000

@@ -34,7 +34,7 @@ from services.monitor import store
 from services.monitor.domain.receivers import problem_of
 from services.monitor.domain.recipients import is_of
 from services.monitor.domain.signature import SECRET_BYTES_MIN, key_of, secret_of
-from services.monitor.outgoing import Outgoing, word_of
+from services.monitor.messages.message_outbox import Outgoing, word_of
 from services.monitor.settings import MonitorSettings
 from services.monitor.store import MessageRow, NotificationRow, ReceiverRow, Stage
 

@@ -35,10 +35,10 @@ from services.monitor.domain.retries import (
     pause_seconds,
     pauses_receiver,
 )
-from services.monitor.mail import Mail, MailServer
-from services.monitor.message_metrics import GivenUp, note, note_given_up
-from services.monitor.recipients import Recipients, RecipientUnknownError
-from services.monitor.set_aside import SetAside
+from services.monitor.messages.cooldown import SetAside
+from services.monitor.messages.mail import Mail, MailServer
+from services.monitor.messages.message_metrics import GivenUp, note, note_given_up
+from services.monitor.messages.recipients import Recipients, RecipientUnknownError
 from services.monitor.settings import MonitorSettings
 from services.monitor.store import (
     MailboxRow,
