@@ -16,7 +16,13 @@ from libs.service.loop import Loop
 from libs.service.metrics import Metrics
 from libs.service.prune import PruneRule, aged
 from libs.store.port import Op, Order, Store, Tx, Where
-from services.monitor.domain.activity import Activity, Facts, Limits, Place, RankUse
+from services.monitor.domain.activity import (
+    Activity,
+    ActivityLimits,
+    ActivityState,
+    GpuOrRank,
+    RankUse,
+)
 from services.monitor.store import TaskRow
 
 declare = Metrics("monitor")
@@ -66,7 +72,7 @@ class Activities:
 
     database: Store
     now: Callable[[], datetime]
-    limits: Limits
+    limits: ActivityLimits
     write_seconds: float
     publish_seconds: float
     runs: dict[tuple[str, int], Activity] = field(default_factory=dict[tuple[str, int], Activity])
@@ -116,7 +122,7 @@ class Activities:
                 limit=ROWS_AT_ONCE,
             )
             for row in rows:
-                self._publish(tx, row, Facts(0, 0, None, None))
+                self._publish(tx, row, ActivityState(0, 0, None, None))
         return 0.0 if len(rows) == ROWS_AT_ONCE else None
 
     async def _write(self, keys: list[tuple[str, int]], epoch: int) -> None:
@@ -146,7 +152,7 @@ class Activities:
     def _record(
         self, tx: Tx, key: tuple[str, int], found: Activity, row: ActivityRow | None
     ) -> None:
-        facts, now = found.facts(self.limits), self.now()
+        state, now = found.state(self.limits), self.now()
         until = time_of(found.until_s)
         after = ActivityRow(
             *key,
@@ -165,13 +171,13 @@ class Activities:
             return
         published = (after.published_idle_gpus, after.published_quiet)
         waited = (now - after.published_at).total_seconds()
-        if facts.kind != published or waited >= self.publish_seconds:
-            self._publish(tx, after, facts)
+        if state.kind != published or waited >= self.publish_seconds:
+            self._publish(tx, after, state)
         else:
             tx.put(after)
 
-    def _publish(self, tx: Tx, row: ActivityRow, facts: Facts) -> None:
-        idle_gpus, quiet = facts.kind
+    def _publish(self, tx: Tx, row: ActivityRow, state: ActivityState) -> None:
+        idle_gpus, quiet = state.kind
         tx.put(
             replace(
                 row,
@@ -189,10 +195,10 @@ class Activities:
                 measured_until=row.measured_until,
                 measured_gpu_seconds=row.measured_gpu_seconds,
                 idle_gpu_seconds=row.idle_gpu_seconds,
-                gpus=facts.gpus,
-                idle_gpus=facts.idle_gpus,
-                idle_since=_time(facts.idle_since_s),
-                quiet_since=_time(facts.quiet_since_s),
+                gpus=state.gpus,
+                idle_gpus=state.idle_gpus,
+                idle_since=_time(state.idle_since_s),
+                quiet_since=_time(state.quiet_since_s),
             )
         )
 
@@ -215,7 +221,7 @@ async def _group(tx: Tx, task_id: str) -> str:
     return row.group if row and row.group else UNKNOWN_GROUP
 
 
-def _listed(since: Mapping[Place, float]) -> tuple[tuple[str, int, float], ...]:
+def _listed(since: Mapping[GpuOrRank, float]) -> tuple[tuple[str, int, float], ...]:
     return tuple((node_id, index, at_s) for (node_id, index), at_s in sorted(since.items()))
 
 

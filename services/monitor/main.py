@@ -31,7 +31,7 @@ from services.monitor.handlers import HANDLERS, READS, Handlers
 from services.monitor.messages.delivery import Delivery
 from services.monitor.messages.mailing import Mailing
 from services.monitor.messages.message_metrics import WaitingMessages
-from services.monitor.messages.message_outbox import Outgoing
+from services.monitor.messages.message_outbox import MessageOutbox
 from services.monitor.messages.notifications import Commands
 from services.monitor.messages.owners import Owners
 from services.monitor.messages.recipients import Recipients
@@ -46,12 +46,12 @@ from services.monitor.tables import TABLES
 
 def build(settings: MonitorSettings, ports: Ports) -> Service:
     """The service, not running."""
-    outgoing = Outgoing(settings.waiting_messages_max, settings.mail_gather_seconds)
+    message_outbox = MessageOutbox(settings.waiting_messages_max, settings.mail_gather_seconds)
     recipients = Recipients(ports.bus, ports.store)
     mailing = Mailing(ports.store, ports.clock, settings, recipients)
-    delivery = Delivery(ports.store, ports.clock, settings, outgoing, mailing, recipients)
+    delivery = Delivery(ports.store, ports.clock, settings, message_outbox, mailing, recipients)
     messages = WaitingMessages(ports.store, settings.delivery_tick_seconds)
-    waiting = WaitingTasks(ports.store, outgoing, settings.waiting_seconds)
+    waiting = WaitingTasks(ports.store, message_outbox, settings.waiting_seconds)
     recorder = _recorder(settings, ports)
     exported = Source(
         recorder.newest,
@@ -60,7 +60,7 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
         tasks_max=settings.task_metrics_max,
     )
 
-    evaluation, acting, findings = _abnormal(settings, ports, outgoing)
+    evaluation, acting, findings = _abnormal(settings, ports, message_outbox)
     steps = evaluation.steps
 
     async def lead(epoch: int) -> None:
@@ -84,9 +84,9 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
     return Service(
         name="monitor",
         ports=ports,
-        handlers=Handlers(outgoing).table(),
+        handlers=Handlers(message_outbox).table(),
         reads=READS,
-        commands={**Commands(settings, outgoing).table(), **findings.commands()},
+        commands={**Commands(settings, message_outbox).table(), **findings.commands()},
         queries={
             **Queries(ports.store, recorder, answers, ports.clock.now).table(),
             **findings.table(),
@@ -118,14 +118,14 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
 
 
 def _abnormal(
-    settings: MonitorSettings, ports: Ports, outgoing: Outgoing
+    settings: MonitorSettings, ports: Ports, message_outbox: MessageOutbox
 ) -> tuple[Evaluation, Acting, AbnormalQueries]:
     """What finds abnormal tasks, acts on them and lists them, by the site's rules."""
     book = settings.rule_book()
     tick_seconds = settings.rules_tick_seconds
     steps = Steps(ports.store, ports.bus, tick_seconds)
     evaluation = Evaluation(
-        ports.store, outgoing, book, settings.activity_limits(), tick_seconds, steps
+        ports.store, message_outbox, book, settings.activity_limits(), tick_seconds, steps
     )
     acting = Acting(
         ports.store,

@@ -12,7 +12,7 @@ from libs.store.port import Op, Order, Tx, Where
 from services.monitor.domain.blocks import (
     POINTS,
     Block,
-    Place,
+    BlockKey,
     decoded,
     encoded,
     run_subject,
@@ -38,7 +38,7 @@ class SeriesRow:
     data: bytes
 
 
-def key_of(place: Place) -> tuple[str, int, datetime, str]:
+def key_of(place: BlockKey) -> tuple[str, int, datetime, str]:
     """The primary key of a block's row."""
     return (place.subject, place.step_s, time_of(place.begins_s), place.part)
 
@@ -59,9 +59,9 @@ def row_of(block: Block, keep_s: float, *, folded: bool = False) -> SeriesRow:
     )
 
 
-def place_of(row: SeriesRow) -> Place:
+def place_of(row: SeriesRow) -> BlockKey:
     """The block of a row."""
-    return Place(row.subject, row.part, row.step_seconds, int(row.begins_at.timestamp()))
+    return BlockKey(row.subject, row.part, row.step_seconds, int(row.begins_at.timestamp()))
 
 
 def block_of(row: SeriesRow) -> Block:
@@ -73,7 +73,7 @@ def block_of(row: SeriesRow) -> Block:
         return Block(place)
 
 
-async def block_at(tx: Tx, place: Place) -> Block:
+async def block_at(tx: Tx, place: BlockKey) -> Block:
     """The stored block, or an empty one."""
     row = await tx.get(SeriesRow, *key_of(place))
     return Block(place) if row is None else block_of(row)
