@@ -208,7 +208,7 @@ def summary(message: type[Message]) -> str:
 _HEAD = """# Events
 
 What the platform publishes about tasks, runs, nodes, quotas and policies. Other programs read it as
-[monitoring users](../operations.md#events-for-other-programs); their tools, as
+[monitoring users](../monitoring.md#events-for-other-programs); their tools, as
 [AsyncAPI](asyncapi.json).
 
 An event is a message on NATS: a JSON object with the headers of CloudEvents. Numbers of 64 bits are

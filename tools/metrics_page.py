@@ -34,7 +34,7 @@ def page() -> str:
         "",
         "What the processes of the platform show on `/metrics`, by the part that shows it. With",
         "`shiftwork up` all parts share one address",
-        "([how to scrape it](../operations.md#prometheus-and-grafana)).",
+        "([how to scrape it](../monitoring.md#prometheus-and-grafana)).",
         "",
         "A counter begins at 0 in each process: use `rate` and `increase`, which know restarts.",
         "Only the process that leads a service shows what is about the cluster: sum over all.",

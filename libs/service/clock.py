@@ -22,6 +22,11 @@ class SystemClock:
         return datetime.now(UTC)
 
 
+def time_of(at_s: float) -> datetime:
+    """Seconds since 1970 as a time."""
+    return datetime.fromtimestamp(at_s, UTC)
+
+
 class ForwardClock:
     """A clock that is never set back, for times that are kept in memory: when the machine's clock
     is corrected, waiting periods go on instead of lasting as long as the correction. Its times mean

@@ -38,7 +38,6 @@ from services.log_collector.domain import (
     Address,
     Bounds,
     Folded,
-    IndexGrain,
     OutputKey,
     Pace,
     Timestamp,
@@ -101,7 +100,6 @@ class Collector:
     source: LogSource
     archive: Archive
     bounds: Bounds
-    grain: IndexGrain
     pace: Pace
     state: State
     # The recorder's: set when there is something that it should not wait with.
@@ -224,6 +222,7 @@ class Collector:
         elif stored < recorded:
             self.log.error("kept output is shorter than it was", stored=stored, was=recorded)
             tail.size, tail.full = min(stored, self.bounds.output_bytes_max), False
+            tail.shrunk = True
             tail.timestamps = await self.archive.partition(
                 key, tail.timestamps, lambda each: each.offset < tail.size
             )
@@ -372,8 +371,6 @@ class Collector:
             tail.masker = masker
             tail.kept = (tail.kept + each.data[-LAST_BYTES:])[-LAST_BYTES:]
             if each.data:
-                tail.entry = domain.index(tail.entry, tail.size, now, self.grain)
-                tail.changed[tail.entry.offset] = tail.entry
                 tail.timestamps += len(each.timestamps)
                 tail.written_at = each.timestamps[-1].at
             tail.size += len(each.data)

@@ -7,7 +7,6 @@ output and are the same in the source and in the kept copy.
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -51,24 +50,12 @@ class Timestamp:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Part of the index: the bytes from ``offset`` on were collected from ``first_at`` to
-    ``last_at``, up to the next entry's offset."""
+    """Part of the index of times, which versions before the time stamps kept: the bytes from
+    ``offset`` on were collected from ``first_at`` to ``last_at``, up to the next entry's offset."""
 
     offset: int
     first_at: datetime
     last_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class IndexGrain:
-    """How fine the index is: an entry covers at most so many bytes, and so much time if it has
-    enough bytes by then. So the index costs a bounded part of what it describes."""
-
-    seconds: float
-    bytes: int
-    # An entry with fewer bytes covers more time, up to so much.
-    bytes_min: int = 0
-    seconds_max: float = math.inf
 
 
 class Pace(BaseModel):
@@ -349,20 +336,6 @@ def credible(
             break
         good.append(each)
     return good
-
-
-def index(last: Entry | None, offset: int, now: datetime, grain: IndexGrain) -> Entry:
-    """The entry that covers bytes collected now from ``offset`` on: ``last``, or a new one."""
-    if last is None or _is_full(last, offset, now, grain):
-        return Entry(offset, now, now)
-    return Entry(last.offset, last.first_at, max(now, last.last_at))
-
-
-def _is_full(entry: Entry, offset: int, now: datetime, grain: IndexGrain) -> bool:
-    age = (now - entry.first_at).total_seconds()
-    size = offset - entry.offset
-    old = age >= (grain.seconds if size >= grain.bytes_min else grain.seconds_max)
-    return old or age < 0 or size >= grain.bytes
 
 
 def start_since(entries: Sequence[Entry], since: datetime, size: int) -> int:

@@ -50,7 +50,6 @@ def build(
         source=source,
         archive=archive,
         bounds=settings,
-        grain=settings.grain(),
         pace=settings,
         state=state,
         record=record,
@@ -79,7 +78,7 @@ def build(
         bytes_per_owner_max=settings.bytes_per_user_max,
         ended=ended,
     )
-    times = Times(archive=archive, state=state, transaction=ports.store.transaction)
+    times = Times(archive=archive, transaction=ports.store.transaction)
     pages = LinePages(
         database=ports.store, archive=archive, times=times, state=state, answers=settings
     )

@@ -21,14 +21,14 @@ from services.log_collector.archives.port import Archive, ArchiveError
 from services.log_collector.domain import TIMESTAMP_BYTES, Bounds, OutputKey
 from services.log_collector.sources.port import LogSource, Stored
 from services.log_collector.state import SERVICE, State, Tail, keys_of
-from services.log_collector.store import EntryRow, OutputRow, RunRow
+from services.log_collector.store import OutputRow, RunRow
 
 # Beyond every offset.
 NO_MORE = 2**62
 # One transaction records so many outputs: making its rows keeps the event loop for milliseconds.
 OUTPUTS_MAX = 128
-# A tail, and its state as rows.
-Noted = tuple[Tail, OutputRow, list[EntryRow]]
+# A tail, and its state as a row.
+Noted = tuple[Tail, OutputRow]
 
 
 @dataclass
@@ -67,7 +67,8 @@ class Recorder:
         noted = [_noted(tail, now) for tail in state.tails.values() if tail.is_due]
         # What comes while this waits for the disk is for the next time.
         state.unrecorded_bytes = 0
-        await self.archive.sync([tail.key for tail, row, _ in noted if row.size != tail.recorded])
+        moved = [tail for tail, row in noted if tail.shrunk or row.size != tail.recorded]
+        await self.archive.sync([tail.key for tail in moved])
         rest = iter(noted)
         while batch := list(islice(rest, OUTPUTS_MAX)):
             await self._commit(batch, epoch)
@@ -87,17 +88,17 @@ class Recorder:
     async def _commit(self, noted: Sequence[Noted], epoch: int) -> None:
         """Make what is synced of some outputs count, and report it to the source."""
         async with self.database.transaction(epoch=epoch) as tx:
-            for _, row, entries in noted:
-                tx.put(row, *entries)
-        for tail, row, entries in noted:
-            tail.mark_recorded(row, entries)
+            for _, row in noted:
+                tx.put(row)
+        for tail, row in noted:
+            tail.mark_recorded(row)
         # Of a full output nothing more is wanted, however much comes.
         await self.source.stored(
             [
                 Stored(
                     tail.address, NO_MORE if row.full else row.size + row.skipped, done=row.complete
                 )
-                for tail, row, _ in noted
+                for tail, row in noted
             ]
         )
 
@@ -121,7 +122,7 @@ async def _collect(tx: Tx, row: RunRow, state: State) -> None:
 
 
 def _noted(tail: Tail, now: datetime) -> Noted:
-    """The current state of a tail, as rows."""
+    """The current state of a tail, as a row."""
     key: OutputKey = tail.key
     row = OutputRow(
         task_id=key.task_id,
@@ -136,8 +137,4 @@ def _noted(tail: Tail, now: datetime) -> Noted:
         binary=tail.binary,
         timestamps=tail.timestamps,
     )
-    entries = [
-        EntryRow(key.task_id, key.attempt, key.rank, entry.offset, entry.first_at, entry.last_at)
-        for entry in tail.changed.values()
-    ]
-    return tail, row, entries
+    return tail, row

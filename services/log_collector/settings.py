@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from libs.service.settings import BaseServiceSettings
-from services.log_collector.domain import Answers, Bounds, IndexGrain, Pace
+from services.log_collector.domain import Answers, Bounds, Pace
 from services.log_collector.error_lines import ErrorSearch
 from services.log_collector.plain import PlainOptions
 from services.log_collector.sealing import Options
@@ -38,13 +38,6 @@ class LogCollectorSettings(Parts, BaseServiceSettings):
     runs_dir: Path | None = None
     logs_dir: Path
 
-    # The index of times: one entry covers at most so many bytes, and so long once it has the least
-    # of bytes, at most the longer time. `logs --since` is as fine as that.
-    index_seconds: float = Field(default=10.0, gt=0)
-    index_bytes: int = Field(default=16_777_216, ge=4096)
-    index_bytes_min: int = Field(default=32_768, ge=0)
-    index_seconds_max: float = Field(default=120.0, gt=0)
-
     # Output of ended runs is dropped after so long.
     keep_days: float = Field(default=90.0, gt=0)
     drop_runs_max: int = Field(default=100, ge=1)
@@ -71,12 +64,3 @@ class LogCollectorSettings(Parts, BaseServiceSettings):
                 "set them, or unset {bucket_url}",
             )
         return self
-
-    def grain(self) -> IndexGrain:
-        """How fine the index is."""
-        return IndexGrain(
-            seconds=self.index_seconds,
-            bytes=self.index_bytes,
-            bytes_min=self.index_bytes_min,
-            seconds_max=max(self.index_seconds, self.index_seconds_max),
-        )

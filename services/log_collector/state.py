@@ -6,14 +6,13 @@ Lost in a crash, and built again from the database.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import takewhile
 
 from libs.service.masking import Masker
-from services.log_collector.domain import Address, Entry, OutputKey
-from services.log_collector.store import EntryRow, OutputRow, RunRow
+from services.log_collector.domain import Address, OutputKey
+from services.log_collector.store import OutputRow, RunRow
 
 SERVICE = "log_collector"
 Run = tuple[str, int]
@@ -37,6 +36,8 @@ class Tail:
     # Bytes of the source that are not kept, because the rest of their line overwrote them.
     skipped: int = 0
     recorded_skipped: int = 0
+    # The archive lost recorded bytes: what it has is to be recorded whatever its size.
+    shrunk: bool = False
     # The state of a line that may still be overwritten: read, not kept.
     line: bytes = b""
     # The state of it that was last published to live readers, and when.
@@ -64,9 +65,6 @@ class Tail:
     # The database knows that it is complete.
     closed: bool = False
     problem: str = ""
-    entry: Entry | None = None
-    # Index entries that changed since they were last recorded, by offset.
-    changed: dict[int, Entry] = field(default_factory=dict)
 
     @property
     def key(self) -> OutputKey:
@@ -91,15 +89,12 @@ class Tail:
     def is_due(self) -> bool:
         """Whether its state is not recorded yet."""
         moved = self.size != self.recorded or self.skipped != self.recorded_skipped
-        news = moved or bool(self.changed)
-        return news or self.complete is not self.closed
+        return moved or self.shrunk or self.complete is not self.closed
 
-    def mark_recorded(self, row: OutputRow, entries: Sequence[EntryRow]) -> None:
+    def mark_recorded(self, row: OutputRow) -> None:
         """Note what the database has now; more may have arrived meanwhile."""
         self.recorded, self.recorded_skipped, self.closed = row.size, row.skipped, row.complete
-        for entry in entries:
-            if self.changed.get(entry.offset) == Entry(entry.offset, entry.first_at, entry.last_at):
-                del self.changed[entry.offset]
+        self.shrunk = False
 
 
 class State:
@@ -123,11 +118,6 @@ class State:
         """Its time stamps; None if it is not being copied."""
         tail = self.tails.get(key)
         return tail.timestamps if tail else None
-
-    def entries_of(self, key: OutputKey) -> list[Entry]:
-        """Index entries of an output that the database may not know yet."""
-        tail = self.tails.get(key)
-        return list(tail.changed.values()) if tail else []
 
     def finished(self) -> list[RunRow]:
         """Runs that have exited and whose every output is complete."""

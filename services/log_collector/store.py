@@ -105,7 +105,8 @@ class OwnerRow:
 
 @dataclass(frozen=True, slots=True)
 class EntryRow:
-    """Part of the index of times: see ``domain.Entry``."""
+    """Part of the index of times of an old output: see ``domain.Entry``. Nothing writes these rows
+    any more; they go with their run."""
 
     task_id: str
     attempt: int
@@ -318,7 +319,8 @@ async def entries_around(tx: Tx, key: OutputKey, since: datetime) -> list[Entry]
         order_by=[Order("first_at"), Order("offset")],
         limit=1,
     )
-    return [Entry(row.offset, row.first_at, row.last_at) for row in (*before, *after)]
+    rows = sorted((*before, *after), key=lambda row: row.offset)
+    return [Entry(row.offset, row.first_at, row.last_at) for row in rows]
 
 
 async def entries_from(tx: Tx, key: OutputKey, offset: int, limit: int) -> list[Entry]:

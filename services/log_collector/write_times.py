@@ -13,7 +13,6 @@ from libs.store.port import Tx
 from services.log_collector import domain, store
 from services.log_collector.archives.port import Archive
 from services.log_collector.domain import Entry, OutputKey, Timestamp
-from services.log_collector.state import State
 
 # Entries of the index that are read to find the next one with another time.
 ENTRIES_AHEAD = 16
@@ -42,7 +41,6 @@ class Times:
     """The times of all outputs. ArchiveError where they cannot be read."""
 
     archive: Archive
-    state: State
     transaction: Callable[[], AbstractAsyncContextManager[Tx]]
 
     def within(self, tx: Tx) -> Times:
@@ -71,7 +69,7 @@ class Times:
         if earlier or start == 0:
             return start, []
         async with self.transaction() as tx:
-            return start, self._merged(key, await store.entries_around(tx, key, at))
+            return start, await store.entries_around(tx, key, at)
 
     async def stamps(self, output: Output, start: int, end: int, most: int) -> WriteTimes:
         """When the bytes from ``start`` to ``end`` were written, and where an answer with at most
@@ -86,7 +84,7 @@ class Times:
             exact = found[0].offset if found else end
             async with self.transaction() as tx:
                 entries = await store.entries_from(tx, key, start, most)
-            found = [Timestamp(each.offset, each.first_at) for each in self._merged(key, entries)]
+            found = [Timestamp(each.offset, each.first_at) for each in entries]
             end = min(end, exact)
         inside = domain.covering(found, start, end)
         if len(inside) > most:
@@ -110,12 +108,6 @@ class Times:
         if number == 0 and (not found or found[0].offset > 0):
             async with self.transaction() as tx:
                 entries = await store.entries_from(tx, key, offset, ENTRIES_AHEAD)
-            known = [Timestamp(each.offset, each.first_at) for each in self._merged(key, entries)]
+            known = [Timestamp(each.offset, each.first_at) for each in entries]
             found = [*(each for each in known if not is_before(each)), *found]
         return min((each.at for each in found), default=None)
-
-    def _merged(self, key: OutputKey, known: Sequence[Entry]) -> list[Entry]:
-        """Entries of the index as they are now, in their order."""
-        entries = {each.offset: each for each in known}
-        entries |= {each.offset: each for each in self.state.entries_of(key)}
-        return [entries[offset] for offset in sorted(entries)]

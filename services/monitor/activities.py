@@ -11,12 +11,18 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from libs.contracts.messages import NodeSampled, RunActivityChanged
+from libs.service.clock import time_of
 from libs.service.loop import Loop
 from libs.service.metrics import Metrics
 from libs.service.prune import PruneRule, aged
 from libs.store.port import Op, Order, Store, Tx, Where
-from services.monitor.domain.activity import Activity, Facts, Limits, Place, RankUse
-from services.monitor.series.store import moment
+from services.monitor.domain.activity import (
+    Activity,
+    ActivityLimits,
+    ActivityState,
+    GpuOrRank,
+    RankUse,
+)
 from services.monitor.store import TaskRow
 
 declare = Metrics("monitor")
@@ -66,7 +72,7 @@ class Activities:
 
     database: Store
     now: Callable[[], datetime]
-    limits: Limits
+    limits: ActivityLimits
     write_seconds: float
     publish_seconds: float
     runs: dict[tuple[str, int], Activity] = field(default_factory=dict[tuple[str, int], Activity])
@@ -104,7 +110,7 @@ class Activities:
             await self._write(keys[first : first + ROWS_AT_ONCE], epoch)
         silent = self.now() - timedelta(seconds=2 * self.write_seconds)
         for key, found in tuple(self.runs.items()):
-            if moment(found.until_s) < silent:
+            if time_of(found.until_s) < silent:
                 del self.runs[key]
                 self.joined.discard(key)
         async with self.database.transaction(epoch=epoch) as tx:
@@ -116,7 +122,7 @@ class Activities:
                 limit=ROWS_AT_ONCE,
             )
             for row in rows:
-                self._publish(tx, row, Facts(0, 0, None, None))
+                self._publish(tx, row, ActivityState(0, 0, None, None))
         return 0.0 if len(rows) == ROWS_AT_ONCE else None
 
     async def _write(self, keys: list[tuple[str, int]], epoch: int) -> None:
@@ -146,11 +152,11 @@ class Activities:
     def _record(
         self, tx: Tx, key: tuple[str, int], found: Activity, row: ActivityRow | None
     ) -> None:
-        facts, now = found.facts(self.limits), self.now()
-        until = moment(found.until_s)
+        state, now = found.state(self.limits), self.now()
+        until = time_of(found.until_s)
         after = ActivityRow(
             *key,
-            measured_from=row.measured_from if row else moment(found.began_s),
+            measured_from=row.measured_from if row else time_of(found.began_s),
             measured_until=max(until, row.measured_until) if row else until,
             measured_gpu_seconds=found.measured_gpu_s + (row.measured_gpu_seconds if row else 0.0),
             idle_gpu_seconds=found.idle_gpu_s + (row.idle_gpu_seconds if row else 0.0),
@@ -165,13 +171,13 @@ class Activities:
             return
         published = (after.published_idle_gpus, after.published_quiet)
         waited = (now - after.published_at).total_seconds()
-        if facts.kind != published or waited >= self.publish_seconds:
-            self._publish(tx, after, facts)
+        if state.kind != published or waited >= self.publish_seconds:
+            self._publish(tx, after, state)
         else:
             tx.put(after)
 
-    def _publish(self, tx: Tx, row: ActivityRow, facts: Facts) -> None:
-        idle_gpus, quiet = facts.kind
+    def _publish(self, tx: Tx, row: ActivityRow, state: ActivityState) -> None:
+        idle_gpus, quiet = state.kind
         tx.put(
             replace(
                 row,
@@ -189,10 +195,10 @@ class Activities:
                 measured_until=row.measured_until,
                 measured_gpu_seconds=row.measured_gpu_seconds,
                 idle_gpu_seconds=row.idle_gpu_seconds,
-                gpus=facts.gpus,
-                idle_gpus=facts.idle_gpus,
-                idle_since=_time(facts.idle_since_s),
-                quiet_since=_time(facts.quiet_since_s),
+                gpus=state.gpus,
+                idle_gpus=state.idle_gpus,
+                idle_since=_time(state.idle_since_s),
+                quiet_since=_time(state.quiet_since_s),
             )
         )
 
@@ -215,12 +221,12 @@ async def _group(tx: Tx, task_id: str) -> str:
     return row.group if row and row.group else UNKNOWN_GROUP
 
 
-def _listed(since: Mapping[Place, float]) -> tuple[tuple[str, int, float], ...]:
+def _listed(since: Mapping[GpuOrRank, float]) -> tuple[tuple[str, int, float], ...]:
     return tuple((node_id, index, at_s) for (node_id, index), at_s in sorted(since.items()))
 
 
 def _time(at_s: float | None) -> datetime | None:
-    return None if at_s is None else moment(at_s)
+    return None if at_s is None else time_of(at_s)
 
 
 def prune_rule(keep: timedelta) -> PruneRule:

@@ -24,7 +24,7 @@ from services.monitor.abnormal import recording
 from services.monitor.abnormal.recording import record
 from services.monitor.domain.abnormal_facts import FactsRow
 from services.monitor.domain.occasions import occasions_of, waits_for_quota
-from services.monitor.outgoing import Happening, Outgoing
+from services.monitor.messages.message_outbox import MessageOutbox, TaskOccasion
 from services.monitor.store import TaskRow
 
 
@@ -32,7 +32,7 @@ from services.monitor.store import TaskRow
 class Handlers:
     """The monitor's event handlers."""
 
-    outgoing: Outgoing
+    message_outbox: MessageOutbox
 
     def table(self) -> Mapping[type[Message], Handler]:
         """Return the handler of each event."""
@@ -62,9 +62,9 @@ class Handlers:
         row = _row_of(event, before)
         tx.put(row)
         for occasion in occasions:
-            await self.outgoing.put(
+            await self.message_outbox.put(
                 tx,
-                Happening(
+                TaskOccasion(
                     task=row,
                     occasion=occasion,
                     at=event.changed_at,

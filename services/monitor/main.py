@@ -24,34 +24,34 @@ from services.monitor.abnormal.evaluation import Evaluation
 from services.monitor.abnormal.queries import AbnormalQueries
 from services.monitor.abnormal.steps import Steps
 from services.monitor.activities import Activities
-from services.monitor.delivery import Delivery
 from services.monitor.domain.newest import Newest
 from services.monitor.event_copies import EventCopies
 from services.monitor.export import COLLECTOR, Source
 from services.monitor.handlers import HANDLERS, READS, Handlers
-from services.monitor.mailing import Mailing
-from services.monitor.message_metrics import WaitingMessages
-from services.monitor.notifications import Commands
-from services.monitor.outgoing import Outgoing
-from services.monitor.owners import Owners
-from services.monitor.recipients import Recipients
+from services.monitor.messages.delivery import Delivery
+from services.monitor.messages.mailing import Mailing
+from services.monitor.messages.message_metrics import WaitingMessages
+from services.monitor.messages.message_outbox import MessageOutbox
+from services.monitor.messages.notifications import Commands
+from services.monitor.messages.owners import Owners
+from services.monitor.messages.recipients import Recipients
+from services.monitor.messages.waiting import WaitingTasks
 from services.monitor.series import store as series
 from services.monitor.series.queries import Answers, Queries
 from services.monitor.series.recorder import Bounds, Recorder
 from services.monitor.settings import MonitorSettings
 from services.monitor.store import prune_rules
 from services.monitor.tables import TABLES
-from services.monitor.waiting import WaitingTasks
 
 
 def build(settings: MonitorSettings, ports: Ports) -> Service:
     """The service, not running."""
-    outgoing = Outgoing(settings.waiting_messages_max, settings.mail_gather_seconds)
+    message_outbox = MessageOutbox(settings.waiting_messages_max, settings.mail_gather_seconds)
     recipients = Recipients(ports.bus, ports.store)
     mailing = Mailing(ports.store, ports.clock, settings, recipients)
-    delivery = Delivery(ports.store, ports.clock, settings, outgoing, mailing, recipients)
+    delivery = Delivery(ports.store, ports.clock, settings, message_outbox, mailing, recipients)
     messages = WaitingMessages(ports.store, settings.delivery_tick_seconds)
-    waiting = WaitingTasks(ports.store, outgoing, settings.waiting_seconds)
+    waiting = WaitingTasks(ports.store, message_outbox, settings.waiting_seconds)
     recorder = _recorder(settings, ports)
     exported = Source(
         recorder.newest,
@@ -60,7 +60,7 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
         tasks_max=settings.task_metrics_max,
     )
 
-    evaluation, acting, findings = _abnormal(settings, ports, outgoing)
+    evaluation, acting, findings = _abnormal(settings, ports, message_outbox)
     steps = evaluation.steps
 
     async def lead(epoch: int) -> None:
@@ -84,9 +84,9 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
     return Service(
         name="monitor",
         ports=ports,
-        handlers=Handlers(outgoing).table(),
+        handlers=Handlers(message_outbox).table(),
         reads=READS,
-        commands={**Commands(settings, outgoing).table(), **findings.commands()},
+        commands={**Commands(settings, message_outbox).table(), **findings.commands()},
         queries={
             **Queries(ports.store, recorder, answers, ports.clock.now).table(),
             **findings.table(),
@@ -118,14 +118,14 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
 
 
 def _abnormal(
-    settings: MonitorSettings, ports: Ports, outgoing: Outgoing
+    settings: MonitorSettings, ports: Ports, message_outbox: MessageOutbox
 ) -> tuple[Evaluation, Acting, AbnormalQueries]:
     """What finds abnormal tasks, acts on them and lists them, by the site's rules."""
     book = settings.rule_book()
     tick_seconds = settings.rules_tick_seconds
     steps = Steps(ports.store, ports.bus, tick_seconds)
     evaluation = Evaluation(
-        ports.store, outgoing, book, settings.activity_limits(), tick_seconds, steps
+        ports.store, message_outbox, book, settings.activity_limits(), tick_seconds, steps
     )
     acting = Acting(
         ports.store,

@@ -15,7 +15,7 @@ from libs.service.settings import BaseServiceSettings, read_secret, secret_file
 from services.monitor.abnormal.rules_file import RulesFileError, read_rules
 from services.monitor.domain.abnormal_actions import ActionLimits
 from services.monitor.domain.abnormal_rules import RuleBook
-from services.monitor.domain.activity import Limits
+from services.monitor.domain.activity import ActivityLimits
 from services.monitor.domain.blocks import POINTS
 from services.monitor.domain.mail_rates import MailRate
 from services.monitor.domain.receivers import Network
@@ -221,9 +221,9 @@ class MonitorSettings(BaseServiceSettings):
             )
         return self
 
-    def activity_limits(self) -> Limits:
+    def activity_limits(self) -> ActivityLimits:
         """What idle and quiet mean."""
-        return Limits(
+        return ActivityLimits(
             idle_percent=self.idle_gpu_percent,
             idle_seconds=self.idle_gpu_seconds,
             quiet_cores=self.quiet_cpu_cores,

@@ -148,7 +148,9 @@ def given_up(message: MessageRow, now: datetime, problem: str) -> MessageRow:
     return replace(message, stage=Stage.DEAD, due_at=now, problem=problem)
 
 
-def tried_in_vain(message: MessageRow, pauses: Pauses, now: datetime, problem: str) -> MessageRow:
+def after_failed_try(
+    message: MessageRow, pauses: Pauses, now: datetime, problem: str
+) -> MessageRow:
     """The message after a try that failed: to be tried again later, or given up."""
     message = replace(message, tries=message.tries + 1)
     if gives_up(pauses, message.tries):

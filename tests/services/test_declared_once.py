@@ -81,9 +81,9 @@ def test_every_page_that_lists_most_services_names_all_of_them() -> None:
 @pytest.mark.parametrize(
     ("page", "begins", "names"),
     [
-        ("operations.md", "| occasion |", get_args(OccasionWord)),
-        ("operations.md", "| rule | a task |", RULES),
-        ("operations.md", "| action | what happens |", get_args(ActionWord)),
+        ("monitoring.md", "| occasion |", get_args(OccasionWord)),
+        ("monitoring.md", "| rule | a task |", RULES),
+        ("monitoring.md", "| action | what happens |", get_args(ActionWord)),
         ("guide.md", "| signal | of a rank |", {*RankValues.model_fields, *GpuValues.model_fields}),
         ("logs.md", "A name that is built in", PATTERNS),
     ],

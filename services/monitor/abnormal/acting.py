@@ -31,8 +31,8 @@ from libs.contracts.wording import counted
 from libs.service.loop import Loop
 from libs.store.port import Store, Tx
 from services.monitor.abnormal import store
-from services.monitor.abnormal.apart import ACTIONS, apart
 from services.monitor.abnormal.evaluation import compare
+from services.monitor.abnormal.isolate import ACTIONS, isolated
 from services.monitor.abnormal.steps import Steps
 from services.monitor.abnormal.store import ActionRow, FindingRow
 from services.monitor.activities import ActivityRow
@@ -48,7 +48,7 @@ from services.monitor.domain.abnormal_actions import (
 )
 from services.monitor.domain.abnormal_facts import FactsRow
 from services.monitor.domain.abnormal_rules import RULES, RuleBook, Setting
-from services.monitor.domain.activity import Limits
+from services.monitor.domain.activity import ActivityLimits
 
 # Of one rule: those of others do not wait for them.
 ACTIONS_AT_ONCE = 200
@@ -76,7 +76,7 @@ class Acting:
     # The site only tries its rules.
     dry_run: bool
     tick_seconds: float
-    activity: Limits
+    activity: ActivityLimits
     steps: Steps
     # A node is cordoned once findings about tasks of so many owners name it.
     cordon_owners_min: int
@@ -90,7 +90,7 @@ class Acting:
     async def step(self, epoch: int) -> float | None:
         """Decide about each action that waits; carry out one after the other."""
         for row in await self._changing(epoch):
-            with apart(ACTIONS, row.id):
+            with isolated(ACTIONS, row.id):
                 due = await self._settle_or_send(row, epoch)
                 if due is not None:
                     await self._carry_out(due, epoch)
@@ -106,7 +106,7 @@ class Acting:
             now_s = await store.steady_now(tx)
             acted = await store.acted_since(tx, now_s - HOUR_S, self.limits.in_all + 1)
             for row in waiting:
-                with apart(ACTIONS, row.id):
+                with isolated(ACTIONS, row.id):
                     _, decision = await self._decide(tx, row, now_s, acted)
                     if decision != Decision(Step.WAIT, row.detail):
                         changing.append(row)

@@ -16,7 +16,7 @@ from libs.contracts.messages import (
 from libs.service.loop import Loop
 from libs.store.port import Store, Tx
 from services.monitor.abnormal import store
-from services.monitor.abnormal.apart import EVALUATION, WHOLE_STEP, apart
+from services.monitor.abnormal.isolate import EVALUATION, WHOLE_STEP, isolated
 from services.monitor.abnormal.steps import Steps
 from services.monitor.abnormal.store import ActionRow, FindingRow, finding_id
 from services.monitor.activities import ActivityRow
@@ -31,10 +31,10 @@ from services.monitor.domain.abnormal_rules import (
     evaluate,
     with_usage,
 )
-from services.monitor.domain.activity import Limits
+from services.monitor.domain.activity import ActivityLimits
 from services.monitor.domain.stalls import Stall, with_stall
 from services.monitor.domain.steady_clock import CLOCK, SteadyClockRow, advanced
-from services.monitor.outgoing import Happening, Outgoing
+from services.monitor.messages.message_outbox import MessageOutbox, TaskOccasion
 from services.monitor.store import TaskRow
 
 TASKS_AT_ONCE = 200
@@ -47,9 +47,9 @@ class Evaluation:
     """One leader's evaluation: a page of tasks with each step."""
 
     database: Store
-    outgoing: Outgoing
+    message_outbox: MessageOutbox
     book: RuleBook
-    limits: Limits
+    limits: ActivityLimits
     tick_seconds: float
     steps: Steps
     # The last task of the page before.
@@ -75,7 +75,7 @@ class Evaluation:
             page = await store.watched(tx, self.after, TASKS_AT_ONCE)
         if not await self._evaluate_all(page, epoch):
             for row in page:
-                with apart(EVALUATION, row.task_id):
+                with isolated(EVALUATION, row.task_id):
                     async with self.database.transaction(epoch=epoch) as tx:
                         await self._evaluate(tx, row, await store.steady_now(tx))
         self.after = page[-1].task_id if len(page) == TASKS_AT_ONCE else ""
@@ -182,14 +182,14 @@ class Evaluation:
         tx.emit(changed(row))
         if AbnormalAction.NOTIFY in setting.actions:
             details = {"rule": name, "detail": found.detail, "suggestion": found.suggestion}
-            happening = Happening(
+            task_occasion = TaskOccasion(
                 task=task,
                 occasion=Occasion.ABNORMAL,
                 at=tx.now,
                 number=f"{name}-{row.version}",
                 details=details,
             )
-            await self.outgoing.put(tx, happening)
+            await self.message_outbox.put(tx, task_occasion)
 
 
 def compare(
@@ -199,7 +199,7 @@ def compare(
     settings: Mapping[str, Setting],
     *,
     now_s: float,
-    limits: Limits,
+    limits: ActivityLimits,
 ) -> tuple[FactsRow, dict[str, Found]]:
     """The facts of a task with what samples and steps show, and what each rule finds in them."""
     usage = _usage(activity)

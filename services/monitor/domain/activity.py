@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ActivityLimits:
     """What idle and quiet mean."""
 
     idle_percent: float
@@ -33,7 +33,7 @@ class RankUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ActivityState:
     """What counts at a moment. Times are seconds since 1970."""
 
     gpus: int
@@ -48,7 +48,7 @@ class Facts:
 
 
 # A GPU or rank of a run: the node and its index there.
-Place = tuple[str, int]
+GpuOrRank = tuple[str, int]
 
 
 @dataclass
@@ -62,10 +62,10 @@ class Activity:
     # The same time, weighted by the utilization.
     busy_gpu_s: float = 0.0
     # When each was sampled last, and since when it has been idle or quiet.
-    gpus: dict[Place, float] = field(default_factory=dict[Place, float])
-    ranks: dict[Place, float] = field(default_factory=dict[Place, float])
-    idle: dict[Place, float] = field(default_factory=dict[Place, float])
-    quiet: dict[Place, float] = field(default_factory=dict[Place, float])
+    gpus: dict[GpuOrRank, float] = field(default_factory=dict[GpuOrRank, float])
+    ranks: dict[GpuOrRank, float] = field(default_factory=dict[GpuOrRank, float])
+    idle: dict[GpuOrRank, float] = field(default_factory=dict[GpuOrRank, float])
+    quiet: dict[GpuOrRank, float] = field(default_factory=dict[GpuOrRank, float])
 
     def observe(
         self,
@@ -73,7 +73,7 @@ class Activity:
         at_s: float,
         ranks: Sequence[RankUse],
         gpu_percent: Mapping[int, float | None],
-        limits: Limits,
+        limits: ActivityLimits,
     ) -> None:
         """Enter one sample of a node with ranks of the run."""
         self.until_s = max(self.until_s, at_s)
@@ -90,7 +90,7 @@ class Activity:
                 self.quiet.setdefault(place, at_s)
 
     def _observe_gpu(
-        self, place: Place, at_s: float, percent: float | None, limits: Limits
+        self, place: GpuOrRank, at_s: float, percent: float | None, limits: ActivityLimits
     ) -> None:
         if percent is None:
             self.gpus.pop(place, None)
@@ -113,7 +113,7 @@ class Activity:
                 del sampled[place]
                 since.pop(place, None)
 
-    def facts(self, limits: Limits) -> Facts:
+    def state(self, limits: ActivityLimits) -> ActivityState:
         """What counts at the last sample."""
         idle = [at for at in self.idle.values() if self.until_s - at >= limits.idle_seconds]
         quiet_s: float | None = None
@@ -121,4 +121,4 @@ class Activity:
             # The run is quiet since the last of its ranks is.
             last = max(self.quiet.values())
             quiet_s = last if self.until_s - last >= limits.quiet_seconds else None
-        return Facts(len(self.gpus), len(idle), min(idle, default=None), quiet_s)
+        return ActivityState(len(self.gpus), len(idle), min(idle, default=None), quiet_s)

@@ -28,14 +28,14 @@ KEYS_MAX = 8_192
 COMPRESSION = 1
 
 
-class Key(NamedTuple):
+class SignalKey(NamedTuple):
     """One signal of a block. ``number``: the GPU of a node, the rank of a run; -1: of neither."""
 
     signal: str
     number: int = -1
 
 
-class Place(NamedTuple):
+class BlockKey(NamedTuple):
     """Which block: its subject, how fine, since when in seconds since 1970. ``part`` is the node
     of a part of a run."""
 
@@ -107,12 +107,12 @@ class Points:
 class Block:
     """The points of one subject."""
 
-    place: Place
-    points: dict[Key, Points] = field(default_factory=dict[Key, Points])
+    place: BlockKey
+    points: dict[SignalKey, Points] = field(default_factory=dict[SignalKey, Points])
     # Of a run: the GPUs that each of its ranks holds on the part's node.
     gpus: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
 
-    def put(self, at_s: float, values: Mapping[Key, float]) -> None:
+    def put(self, at_s: float, values: Mapping[SignalKey, float]) -> None:
         """Enter values of one moment in this block. Within a step the last one counts."""
         point = int(at_s - self.place.begins_s) // self.place.step_s
         for key, value in values.items():
@@ -181,14 +181,14 @@ def encoded(block: Block) -> bytes:
     return zlib.compress(len(head).to_bytes(4, "little") + head + by_place, COMPRESSION)
 
 
-def decoded(place: Place, data: bytes) -> Block:
+def decoded(place: BlockKey, data: bytes) -> Block:
     """The block of a stored content; ValueError if it is damaged."""
     try:
         text = zlib.decompress(data)
         size = int.from_bytes(text[:4], "little")
         head = orjson.loads(text[4 : 4 + size])
         by_place = text[4 + size :]
-        keys = [Key(signal, index) for signal, index in head["keys"]]
+        keys = [SignalKey(signal, index) for signal, index in head["keys"]]
         gpus = {int(rank): tuple(held) for rank, held in head["gpus"]}
         per_key = POINTS * (1 if head["fine"] else 3)
     except (zlib.error, orjson.JSONDecodeError, KeyError, TypeError) as problem:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 from services.monitor.domain.blocks import (
     NAN,
     Block,
-    Key,
-    Place,
+    BlockKey,
     Points,
+    SignalKey,
     attempt_of,
     is_gap,
 )
@@ -39,7 +39,7 @@ class Window:
 
 
 @dataclass
-class Line:
+class SeriesLine:
     """One series while it is put together."""
 
     totals: array[float]
@@ -48,9 +48,9 @@ class Line:
     highs: array[float]
 
     @staticmethod
-    def empty(count: int) -> Line:
+    def empty(count: int) -> SeriesLine:
         """Without any point."""
-        return Line(
+        return SeriesLine(
             array("d", [0.0]) * count,
             array("L", [0]) * count,
             array("f", [math.inf]) * count,
@@ -91,9 +91,9 @@ class Name(NamedTuple):
 
 def node_lines(
     node_id: str, blocks: Iterable[Block], window: Window, signals: frozenset[str]
-) -> dict[Name, Line]:
+) -> dict[Name, SeriesLine]:
     """The series of a node."""
-    found: dict[Name, Line] = {}
+    found: dict[Name, SeriesLine] = {}
     for block in blocks:
         for key, points in block.points.items():
             if not signals or key.signal in signals:
@@ -108,10 +108,10 @@ def run_lines(
     window: Window,
     signals: frozenset[str],
     ranks: range,
-) -> dict[Name, Line]:
+) -> dict[Name, SeriesLine]:
     """The series of these ranks: their own, and those of the GPUs that they hold, as far as the
     rank was there. ``of_nodes``: blocks of nodes by node, step and begin."""
-    found: dict[Name, Line] = {}
+    found: dict[Name, SeriesLine] = {}
     for block in blocks:
         node_id, attempt = block.place.part, attempt_of(block.place.subject)
         for key, points in block.points.items():
@@ -122,7 +122,7 @@ def run_lines(
         if node is None:
             continue
         for rank, gpus in block.gpus.items():
-            there = block.points.get(Key(PRESENT, rank))
+            there = block.points.get(SignalKey(PRESENT, rank))
             if rank not in ranks or there is None:
                 continue
             for key, points in node.points.items():
@@ -136,15 +136,15 @@ def run_lines(
     return found
 
 
-def _line(found: dict[Name, Line], name: Name, window: Window) -> Line:
+def _line(found: dict[Name, SeriesLine], name: Name, window: Window) -> SeriesLine:
     line = found.get(name)
     if line is None:
-        line = found[name] = Line.empty(window.count)
+        line = found[name] = SeriesLine.empty(window.count)
     return line
 
 
 def _enter(
-    line: Line, window: Window, place: Place, points: Points, there: Points | None = None
+    line: SeriesLine, window: Window, place: BlockKey, points: Points, there: Points | None = None
 ) -> None:
     """Add the points of a block; only those at which ``there`` has one."""
     lows, highs = points.lows, points.highs

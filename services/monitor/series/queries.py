@@ -17,18 +17,19 @@ from libs.contracts.messages import (
     RefusalCode,
     Series,
 )
+from libs.service.clock import time_of
 from libs.service.definition import QueryHandler
 from libs.store.port import Store, Tx, Where
 from services.monitor.domain.blocks import (
     Block,
-    Place,
+    BlockKey,
     Points,
     little_endian,
     node_subject,
     run_subject,
     runs_of,
 )
-from services.monitor.domain.reading import Line, Name, Window, node_lines, run_lines
+from services.monitor.domain.reading import Name, SeriesLine, Window, node_lines, run_lines
 from services.monitor.domain.resolution import Choice, choose
 from services.monitor.series import store
 from services.monitor.series.recorder import Recorder
@@ -102,7 +103,7 @@ class Queries:
 
     async def _lines(
         self, tx: Tx, query: ReadSeries, choice: Choice, window: Window
-    ) -> dict[Name, Line] | None:
+    ) -> dict[Name, SeriesLine] | None:
         """The series; None if too many blocks would be read."""
         signals = frozenset(query.signals)
         if query.node_id:
@@ -142,7 +143,7 @@ class Queries:
     ) -> list[Block] | None:
         """The blocks of these rows at the chosen step, and the finer ones that are not in them."""
         ends_s = window.begins_s + window.count * window.step_s
-        found: dict[Place, Block] = {}
+        found: dict[BlockKey, Block] = {}
         for resolution in self.recorder.resolutions:
             if resolution.step_s > choice.base_s:
                 break
@@ -167,7 +168,7 @@ class Queries:
                     found[place] = opened.block
         return list(found.values())
 
-    def _reply(self, lines: dict[Name, Line], window: Window) -> ReadSeriesReply:
+    def _reply(self, lines: dict[Name, SeriesLine], window: Window) -> ReadSeriesReply:
         """Whole ranks, as many as fit; at least one."""
         by_rank: dict[int, list[Name]] = {}
         for name, line in lines.items():
@@ -190,7 +191,7 @@ def _series(name: Name, points: Points, window: Window) -> Series:
         attempt=name.attempt,
         node_id=name.node_id,
         gpu=None if name.gpu < 0 else name.gpu,
-        begins_at=store.moment(window.begins_s),
+        begins_at=time_of(window.begins_s),
         step_seconds=window.step_s,
         averages=little_endian(points.averages),
         minima=little_endian(points.lows),

@@ -26,8 +26,8 @@ from services.monitor.activities import Activities
 from services.monitor.domain.blocks import (
     POINTS,
     Block,
-    Key,
-    Place,
+    BlockKey,
+    SignalKey,
     begin_of,
     node_subject,
     run_subject,
@@ -63,7 +63,7 @@ class Bounds:
 
 
 @dataclass
-class Open:
+class OpenBlock:
     """A block in memory. ``due_s``: when it is written next."""
 
     block: Block
@@ -84,7 +84,7 @@ class Recorder:
     bounds: Bounds
     newest: Newest
     activities: Activities
-    open: dict[Place, Open] = field(default_factory=dict[Place, Open])
+    open: dict[BlockKey, OpenBlock] = field(default_factory=dict[BlockKey, OpenBlock])
     leading: bool = False
 
     async def lead(self, _epoch: int) -> None:
@@ -132,21 +132,23 @@ class Recorder:
         TAKEN.inc()
         self.newest.take(sample)
         self.activities.take(sample)
-        values: dict[Key, float] = {
-            Key(name): value for name, value in sample.values if value is not None
+        values: dict[SignalKey, float] = {
+            SignalKey(name): value for name, value in sample.values if value is not None
         }
         for gpu in sample.gpus:
             values |= {
-                Key(name, gpu.index): value for name, value in gpu.values if value is not None
+                SignalKey(name, gpu.index): value for name, value in gpu.values if value is not None
             }
         if values:
             self._put(node_subject(sample.node_id), "", at_s, values, {})
-        runs: dict[str, tuple[dict[Key, float], dict[int, tuple[int, ...]]]] = {}
+        runs: dict[str, tuple[dict[SignalKey, float], dict[int, tuple[int, ...]]]] = {}
         for rank in sample.ranks:
             subject = run_subject(rank.task_id, rank.attempt)
             numbers, gpus = runs.setdefault(subject, ({}, {}))
             numbers |= {
-                Key(name, rank.rank): value for name, value in rank.values if value is not None
+                SignalKey(name, rank.rank): value
+                for name, value in rank.values
+                if value is not None
             }
             gpus[rank.rank] = rank.gpus
         for subject, (numbers, gpus) in runs.items():
@@ -158,21 +160,21 @@ class Recorder:
         subject: str,
         part: str,
         at_s: float,
-        values: dict[Key, float],
+        values: dict[SignalKey, float],
         gpus: dict[int, tuple[int, ...]],
     ) -> None:
-        place = Place(subject, part, self._step_s, begin_of(self._step_s, at_s))
+        place = BlockKey(subject, part, self._step_s, begin_of(self._step_s, at_s))
         found = self.open.get(place)
         if found is None:
             if len(self.open) >= self.bounds.blocks_max:
                 DROPPED.labels("too many series").inc()
                 return
-            found = self.open[place] = Open(Block(place), self._now_s + self._spread_s(place))
+            found = self.open[place] = OpenBlock(Block(place), self._now_s + self._spread_s(place))
         found.block.put(at_s, values)
         found.block.gpus |= gpus
         found.dirty = True
 
-    def _spread_s(self, place: Place) -> float:
+    def _spread_s(self, place: BlockKey) -> float:
         """Blocks are not all written at the same moment."""
         share = zlib.crc32(f"{place.subject}{place.part}".encode()) / 2**32
         return share * self.bounds.write_seconds
@@ -207,10 +209,10 @@ class Recorder:
         OPEN.set(len(self.open))
         return 0.0 if len(due) > len(batch) else None
 
-    def _is_due(self, each: Open, now_s: float) -> bool:
+    def _is_due(self, each: OpenBlock, now_s: float) -> bool:
         return each.due_s <= now_s or each.block.place.ends_s + self._step_s < now_s
 
-    async def _write(self, batch: Sequence[Open], epoch: int) -> None:
+    async def _write(self, batch: Sequence[OpenBlock], epoch: int) -> None:
         keep_s = self.resolutions[0].keep_s
         try:
             async with self.database.transaction(epoch=epoch) as tx:
@@ -239,7 +241,7 @@ class Recorder:
             async with self.database.transaction(epoch=epoch) as tx:
                 rows = await store.complete_unfolded(tx, fine.step_s, ended_s, FOLDED_AT_ONCE)
                 rows = [row for row in rows if store.place_of(row) not in self.open]
-                blocks: dict[Place, Block] = {}
+                blocks: dict[BlockKey, Block] = {}
                 places = [_above(store.place_of(row), coarse.step_s) for row in rows]
                 await tx.load(SeriesRow, *(store.key_of(place) for place in set(places)))
                 for row, place in zip(rows, places, strict=True):
@@ -266,5 +268,5 @@ class Recorder:
         return FOLD_AFTER_WRITES * self.bounds.write_seconds
 
 
-def _above(place: Place, step_s: int) -> Place:
-    return Place(place.subject, place.part, step_s, begin_of(step_s, place.begins_s))
+def _above(place: BlockKey, step_s: int) -> BlockKey:
+    return BlockKey(place.subject, place.part, step_s, begin_of(step_s, place.begins_s))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
+from libs.service.clock import time_of
 from libs.service.prune import PruneRule, aged
 from libs.store.port import Op, Order, Tx, Where
 from services.monitor.domain.blocks import (
     POINTS,
     Block,
-    Place,
+    BlockKey,
     decoded,
     encoded,
     run_subject,
@@ -37,14 +38,9 @@ class SeriesRow:
     data: bytes
 
 
-def moment(at_s: float) -> datetime:
-    """Seconds since 1970 as a time."""
-    return datetime.fromtimestamp(at_s, UTC)
-
-
-def key_of(place: Place) -> tuple[str, int, datetime, str]:
+def key_of(place: BlockKey) -> tuple[str, int, datetime, str]:
     """The primary key of a block's row."""
-    return (place.subject, place.step_s, moment(place.begins_s), place.part)
+    return (place.subject, place.step_s, time_of(place.begins_s), place.part)
 
 
 def row_of(block: Block, keep_s: float, *, folded: bool = False) -> SeriesRow:
@@ -53,19 +49,19 @@ def row_of(block: Block, keep_s: float, *, folded: bool = False) -> SeriesRow:
     return SeriesRow(
         subject=place.subject,
         step_seconds=place.step_s,
-        begins_at=moment(place.begins_s),
+        begins_at=time_of(place.begins_s),
         part=place.part,
         first_rank=min(ranks, default=-1),
         last_rank=max(ranks, default=-1),
         folded=folded,
-        expires_at=moment(place.ends_s + keep_s),
+        expires_at=time_of(place.ends_s + keep_s),
         data=encoded(block),
     )
 
 
-def place_of(row: SeriesRow) -> Place:
+def place_of(row: SeriesRow) -> BlockKey:
     """The block of a row."""
-    return Place(row.subject, row.part, row.step_seconds, int(row.begins_at.timestamp()))
+    return BlockKey(row.subject, row.part, row.step_seconds, int(row.begins_at.timestamp()))
 
 
 def block_of(row: SeriesRow) -> Block:
@@ -77,7 +73,7 @@ def block_of(row: SeriesRow) -> Block:
         return Block(place)
 
 
-async def block_at(tx: Tx, place: Place) -> Block:
+async def block_at(tx: Tx, place: BlockKey) -> Block:
     """The stored block, or an empty one."""
     row = await tx.get(SeriesRow, *key_of(place))
     return Block(place) if row is None else block_of(row)
@@ -89,7 +85,7 @@ async def complete_unfolded(tx: Tx, step_s: int, ended: float, limit: int) -> Se
         SeriesRow,
         Where("step_seconds", Op.EQ, step_s),
         Where("folded", Op.EQ, value=False),
-        Where("begins_at", Op.LT, moment(ended)),
+        Where("begins_at", Op.LT, time_of(ended)),
         order_by=[Order("begins_at")],
         limit=limit,
     )
@@ -110,8 +106,8 @@ async def blocks_between(
     where = [
         *subjects,
         Where("step_seconds", Op.EQ, step_s),
-        Where("begins_at", Op.GT, moment(begins_s - length)),
-        Where("begins_at", Op.LT, moment(ends_s)),
+        Where("begins_at", Op.GT, time_of(begins_s - length)),
+        Where("begins_at", Op.LT, time_of(ends_s)),
     ]
     if unfolded:
         where.append(Where("folded", Op.EQ, value=False))

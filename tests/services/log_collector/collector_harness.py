@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import astuple, replace
+from datetime import timedelta
 from typing import Any
 
 from libs.bus.port import Bus
@@ -23,10 +24,13 @@ from services.log_collector.domain import OutputKey, Timestamp
 from services.log_collector.main import WIRING
 from services.log_collector.settings import LogCollectorSettings
 from services.log_collector.sources.port import LogSource
-from services.log_collector.store import OutputRow, RunRow
+from services.log_collector.store import EntryRow, OutputRow, RunRow
 from tests.kit.clock import at
 from tests.kit.memory import MemoryPlatform
 from tests.kit.service import ServiceHarness
+
+# Of one entry of the index of times.
+ENTRY_TIME = timedelta(seconds=10)
 
 
 def settings_with(**changes: Any) -> LogCollectorSettings:
@@ -37,7 +41,6 @@ def settings_with(**changes: Any) -> LogCollectorSettings:
         "runs_dir": "/nowhere/runs",
         "logs_dir": "/nowhere/logs",
         "prune_days_per_hour": 0,
-        "index_bytes_min": 0,
     }
     return LogCollectorSettings(**(fields | changes))
 
@@ -151,12 +154,18 @@ async def times_of(archive: Archive, row: OutputRow) -> list[Timestamp]:
 
 
 async def without_times(harness: CollectorHarness) -> None:
-    """Make of all that is recorded what a version without time stamps left."""
+    """Make of all that is recorded what a version without time stamps left: an index of times with
+    an entry for ten seconds."""
     for row in await harness.rows(OutputRow):
         key = key_of(row.rank, row.attempt, row.task_id)
+        entries: list[EntryRow] = []
+        for each in await harness.archive.timestamps(key, 0, row.timestamps):
+            if not entries or each.at - entries[-1].first_at >= ENTRY_TIME:
+                entries.append(EntryRow(*astuple(key), each.offset, each.at, each.at))
+            entries[-1] = replace(entries[-1], last_at=each.at)
         await harness.archive.truncate(key, row.size, 0, epoch=harness.epoch)
         async with harness.store.transaction(epoch=harness.epoch) as tx:
-            tx.put(replace(row, timestamps=0))
+            tx.put(replace(row, timestamps=0), *entries)
 
 
 def check_times(found: list[Timestamp], size: int) -> None:

@@ -338,7 +338,6 @@ async def test_bytes_during_a_slow_sync_are_copied_and_recorded_next(source: Mem
     assert [(row.size, row.complete) for row in await harness.rows(OutputRow)] == [(7, False)]
     await harness.step("record")
     assert [(row.size, row.complete) for row in await harness.rows(OutputRow)] == [(13, True)]
-    assert [row.offset for row in await harness.rows(EntryRow)] == [0, 7]
     assert [row.collected for row in await harness.rows(RunRow)] == [True]
 
 
@@ -481,19 +480,15 @@ async def test_a_state_of_any_length_is_bounded(
     assert await stored(harness.archive) == b"\r" + b"x" * 1_000_000
 
 
-async def test_the_index_is_recorded_with_the_bytes(
+async def test_no_entry_of_the_index_of_times_is_written(
     harness: CollectorHarness, source: MemorySource
 ) -> None:
+    """The time stamps of the output have what it had."""
     await harness.handle(started())
-    for _ in range(30):
-        source.append(key_of(), b"a line\n")
-        await harness.copy_and_record()
-        harness.clock.advance(1)
+    source.append(key_of(), b"a line\n")
     await harness.settle()
-    entries = await harness.rows(EntryRow)
-    assert [row.offset for row in entries] == [0, 70, 140]
-    assert [row.first_at for row in entries] == [at(0), at(10), at(20)]
-    assert [row.last_at for row in entries] == [at(9), at(19), at(29)]
+    (row,) = await harness.rows(OutputRow)
+    assert (row.timestamps, await harness.rows(EntryRow)) == (1, [])
 
 
 async def test_old_output_is_dropped(harness: CollectorHarness, source: MemorySource) -> None:
@@ -505,7 +500,6 @@ async def test_old_output_is_dropped(harness: CollectorHarness, source: MemorySo
     assert await harness.step("drop") is None
     assert [(row.attempt, row.collected) for row in await harness.rows(RunRow)] == [(2, False)]
     assert [row.attempt for row in await harness.rows(OutputRow)] == [2]
-    assert [row.attempt for row in await harness.rows(EntryRow)] == [2]
     assert await harness.archive.size(key_of(attempt=1)) == 0
     assert await harness.archive.size(key_of(attempt=2)) == 5
     assert await harness.archive.timestamps(key_of(attempt=1), 0, 9) == []

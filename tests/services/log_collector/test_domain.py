@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from services.log_collector.domain import (
     Entry,
-    IndexGrain,
     Pace,
     fold,
-    index,
     is_text,
     keep,
     limit_line,
@@ -24,7 +22,6 @@ from services.log_collector.domain import (
     start_of_range,
     start_since,
 )
-from services.log_collector.settings import LogCollectorSettings
 from tests.kit.clock import at
 
 # Lines, half lines and bytes that are no text at all.
@@ -141,9 +138,6 @@ def test_last_lines_are_what_tail_gives(data: bytes, lines: int) -> None:
         assert len(whole) > lines
 
 
-GRAIN = IndexGrain(seconds=10, bytes=50)
-
-
 @given(
     st.lists(st.tuples(st.floats(0, 30), st.integers(1, 40)), min_size=1, max_size=30),
     st.floats(-10, 1000),
@@ -158,8 +152,10 @@ def test_since_never_skips_and_is_as_fine_as_the_index(
     size, now, last = 0, 0.0, None
     for pause, length in collected:
         now += pause
-        last = index(last, size, at(now), GRAIN)
-        entries[last.offset] = last
+        old = last is None or at(now) - last.first_at >= timedelta(seconds=10)
+        if last is None or old or size - last.offset >= 50:
+            last = Entry(size, at(now), at(now))
+        last = entries[last.offset] = replace(last, last_at=at(now))
         history.append((now, size))
         size += length
     since = at(since_s)
@@ -167,42 +163,12 @@ def test_since_never_skips_and_is_as_fine_as_the_index(
     start = start_since(list(entries.values()), since, size)
     assert start <= first
     early = [when for when, begin in history if start <= begin < first]
-    assert all(since - at(when) <= timedelta(seconds=GRAIN.seconds) for when in early)
+    assert all(since - at(when) <= timedelta(seconds=10) for when in early)
     # The store gives only the entries around the requested time: the answer is the same.
     before = [entry for entry in entries.values() if entry.first_at < since]
     after = [entry for entry in entries.values() if entry.first_at >= since]
     around = before[-1:] + after[:1]
     assert start_since(around, since, size) == start
-
-
-def test_the_index_stays_coarse() -> None:
-    last, made = None, set[int]()
-    for step in range(1000):
-        last = index(last, step, at(step * 0.01), GRAIN)
-        made.add(last.offset)
-    assert made == set(range(0, 1000, 50))
-
-
-@pytest.mark.parametrize(
-    ("bytes_per_second", "entries_a_day"), [(1, 720), (100, 720), (500, 1309), (5_000, 8640)]
-)
-def test_a_rank_that_writes_little_has_few_entries(
-    bytes_per_second: int, entries_a_day: int
-) -> None:
-    """An entry has 32 kB, or two minutes: the index is a small part of what it describes."""
-    grain = LogCollectorSettings(
-        database_url="-", nats_url="-", logs_dir=Path(), runs_dir=Path()
-    ).grain()
-    last, made = None, set[int]()
-    for second in range(86_400):
-        last = index(last, second * bytes_per_second, at(second), grain)
-        made.add(last.offset)
-    assert len(made) == pytest.approx(entries_a_day, rel=0.01)
-
-
-def test_a_clock_that_goes_back_begins_a_new_entry() -> None:
-    first = Entry(0, at(100), at(100))
-    assert index(first, 10, at(50), GRAIN) == Entry(10, at(50), at(50))
 
 
 PACE = Pace()

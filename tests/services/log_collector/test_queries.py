@@ -3,21 +3,17 @@ from __future__ import annotations
 import pytest
 
 from libs.contracts.messages import ListLogs, ReadLog, ReadLogReply, RefusalCode
-from libs.store.port import Store
 from services.log_collector.archives.memory import MemoryArchive
 from services.log_collector.archives.port import ArchiveError, Write
 from services.log_collector.domain import Timestamp
 from services.log_collector.sources.memory import MemorySource
-from services.log_collector.store import OutputRow, RunRow
+from services.log_collector.store import EntryRow, OutputRow, RunRow
 from tests.kit.clock import at
-from tests.kit.memory import MemoryPlatform
 from tests.services.log_collector.collector_harness import (
     CollectorHarness,
-    collecting,
     exited,
     gang,
     key_of,
-    settings_with,
     started,
     without_times,
 )
@@ -83,7 +79,7 @@ async def test_the_last_lines(harness: CollectorHarness, source: MemorySource, l
 
 
 async def lines_each_second(harness: CollectorHarness, source: MemorySource) -> None:
-    """50 lines of 8 bytes: entries of the index have ten of them."""
+    """50 lines of 8 bytes."""
     await harness.handle(started())
     for number in range(50):
         source.append(key_of(), b"%07d\n" % number)
@@ -195,17 +191,15 @@ async def test_times_of_older_output_are_called_approximate(
 
 
 async def test_since_skips_nothing_of_its_own_time(
-    store: Store, platform: MemoryPlatform, source: MemorySource
+    harness: CollectorHarness, source: MemorySource
 ) -> None:
-    """Much output at once makes several entries of one time."""
-    settings = settings_with(index_bytes=4096)
-    harness = await collecting(source, settings=settings, platform=platform, store=store)
-    await harness.handle(started())
-    for _ in range(3):
-        source.append(key_of(), b"x" * 4096)
-        await harness.copy_and_record()
-    await harness.handle(exited())
+    """Much output at once made several entries of one time."""
+    await harness.handle(started(), exited())
+    source.append(key_of(), b"x" * 12_288)
     await harness.settle()
+    await without_times(harness)
+    async with harness.store.transaction(epoch=harness.epoch) as tx:
+        tx.put(*(EntryRow("t1", 1, 0, offset, at(0), at(0)) for offset in (0, 4096, 8192)))
     assert (await harness.ask(read(since=at(0)))).offset == 0
 
 

@@ -22,7 +22,7 @@ from libs.contracts.messages import (
 )
 from libs.service.wiring import Wiring
 from libs.store.port import Store
-from services.monitor.abnormal.apart import FAILED
+from services.monitor.abnormal.isolate import FAILED
 from services.monitor.abnormal.store import ActionRow, FindingRow, prune_rules
 from services.monitor.activities import ActivityRow
 from services.monitor.domain.abnormal_facts import FactsRow
@@ -743,7 +743,7 @@ async def test_a_gpu_that_idles_is_found_and_a_gap_in_the_samples_ends_nothing(
         await samples(monitor, 180, 240, 3.0)
         assert await changes(monitor) == [("idle_gpus", 1, True)]
         (row,) = await monitor.rows(FindingRow)
-        assert row.detail.startswith("1 of 1 GPUs have been below 10 % for 3 min")
+        assert row.detail.startswith("1 of 1 GPUs have been below 10 % for 3.2 min")
         # Nothing is sampled for a while, and idle times begin again: it is the same finding.
         monitor.clock.move_to(330)
         await monitor.step("activity")

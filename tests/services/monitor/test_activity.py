@@ -9,14 +9,14 @@ from prometheus_client import REGISTRY
 
 from libs.contracts.messages import RunActivityChanged, TaskState
 from services.monitor.activities import ActivityRow
-from services.monitor.domain.activity import Activity, Facts, Limits, RankUse
+from services.monitor.domain.activity import Activity, ActivityLimits, ActivityState, RankUse
 from tests.kit.clock import at
 from tests.kit.service import ServiceHarness
 from tests.services.monitor.events import a_change
 from tests.services.monitor.series.samples import TASK, a_rank, a_sample
 from tests.services.monitor.series.test_recording import hearing, send
 
-LIMITS = Limits(
+LIMITS = ActivityLimits(
     idle_percent=10.0, idle_seconds=60.0, quiet_cores=0.05, quiet_seconds=60.0, sample_seconds=30.0
 )
 
@@ -34,11 +34,11 @@ def observed(
 
 def test_a_gpu_is_idle_once_its_utilization_was_low_for_long() -> None:
     samples = [(t, (5.0, 95.0), 1.0) for t in range(0, 60, 10)]
-    assert observed(*samples).facts(LIMITS).idle_gpus == 0
-    assert observed(*samples, (60, (5.0, 95.0), 1.0)).facts(LIMITS) == Facts(2, 1, 0, None)
+    assert observed(*samples).state(LIMITS).idle_gpus == 0
+    assert observed(*samples, (60, (5.0, 95.0), 1.0)).state(LIMITS) == ActivityState(2, 1, 0, None)
     # One busy sample in between begins the time again.
     again = observed(*samples, (60, (50.0, 95.0), 1.0), (70, (5.0, 95.0), 1.0))
-    assert again.facts(LIMITS) == Facts(2, 0, None, None)
+    assert again.state(LIMITS) == ActivityState(2, 0, None, None)
 
 
 def test_the_sums_are_those_of_the_times_between_samples() -> None:
@@ -53,7 +53,7 @@ def test_a_gap_counts_as_one_sample_at_most() -> None:
 def test_what_is_not_measured_is_neither_idle_nor_busy() -> None:
     samples = [(t, (None, None), None) for t in range(0, 200, 10)]
     found = observed(*samples)
-    assert found.facts(LIMITS) == Facts(0, 0, None, None)
+    assert found.state(LIMITS) == ActivityState(0, 0, None, None)
     assert (found.measured_gpu_s, found.idle_gpu_s) == (0.0, 0.0)
 
 
@@ -75,18 +75,18 @@ def test_a_run_is_quiet_without_processors_and_gpus(
     percent: Sequence[float | None], cores: float | None, quiet: bool
 ) -> None:
     samples = [(t, percent, cores) for t in range(0, 100, 10)]
-    assert observed(*samples).facts(LIMITS).quiet_since_s == (0 if quiet else None)
+    assert observed(*samples).state(LIMITS).quiet_since_s == (0 if quiet else None)
 
 
 def test_a_run_without_gpus_can_be_quiet_and_one_busy_rank_is_enough() -> None:
     found = observed(*((t, (), 0.0) for t in range(0, 100, 10)), gpus=())
-    assert found.facts(LIMITS) == Facts(0, 0, None, 0)
+    assert found.state(LIMITS) == ActivityState(0, 0, None, 0)
     found.observe("n2", 90, [RankUse(1, (), 2.0)], {}, LIMITS)
-    assert found.facts(LIMITS).quiet_since_s is None
+    assert found.state(LIMITS).quiet_since_s is None
     # That rank is over, and its node is not sampled any more.
     found.observe("n1", 200, [RankUse(0, (), 0.0)], {}, LIMITS)
     found.forget_old(150)
-    assert found.facts(LIMITS).quiet_since_s == 0
+    assert found.state(LIMITS).quiet_since_s == 0
 
 
 @pytest.fixture

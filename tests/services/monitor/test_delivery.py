@@ -35,12 +35,12 @@ from libs.contracts.messages import (
 from libs.service.wiring import Wiring
 from libs.store.memory_database import Point
 from libs.store.port import DatabaseFaultError, Store
-from services.monitor.delivery import Delivery
-from services.monitor.mailing import Mailing
 from services.monitor.main import WIRING
-from services.monitor.names import Names
-from services.monitor.outgoing import Outgoing
-from services.monitor.recipients import Recipients
+from services.monitor.messages.delivery import Delivery
+from services.monitor.messages.mailing import Mailing
+from services.monitor.messages.message_outbox import MessageOutbox
+from services.monitor.messages.names import Names
+from services.monitor.messages.recipients import Recipients
 from services.monitor.settings import MonitorSettings
 from services.monitor.store import MessageRow, NotificationRow, ReceiverRow, Stage
 from services.monitor.tables import TABLES
@@ -144,7 +144,8 @@ def a_delivery(
     recipients = Recipients(ports.bus, ports.store)
     mailing = Mailing(ports.store, ports.clock, settings, recipients)
     return Delivery(
-        *(ports.store, ports.clock, settings, Outgoing(30), mailing, recipients), names or Names()
+        *(ports.store, ports.clock, settings, MessageOutbox(30), mailing, recipients),
+        names or Names(),
     )
 
 

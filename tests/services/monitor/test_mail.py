@@ -36,13 +36,13 @@ from libs.contracts.messages import (
 from libs.service.wiring import Wiring
 from libs.store.memory import MemoryStore
 from libs.store.port import Store
-from services.monitor.delivery import Delivery
 from services.monitor.domain.mail_texts import NAME_MAX, SUBJECT_MAX, VERBS, Entry, one_line, render
-from services.monitor.mail import Mail, MailServer
-from services.monitor.mailing import Mailing
 from services.monitor.main import WIRING
-from services.monitor.outgoing import Happening, Outgoing
-from services.monitor.recipients import Recipients
+from services.monitor.messages.delivery import Delivery
+from services.monitor.messages.mail import Mail, MailServer
+from services.monitor.messages.mailing import Mailing
+from services.monitor.messages.message_outbox import MessageOutbox, TaskOccasion
+from services.monitor.messages.recipients import Recipients
 from services.monitor.settings import MonitorSettings
 from services.monitor.store import MailboxRow, MessageRow, NotificationRow, Stage, TaskRow
 from services.monitor.tables import TABLES
@@ -222,7 +222,7 @@ def a_delivery(service: ServiceHarness, settings: MonitorSettings) -> Delivery:
     ports = service.service.ports
     recipients = Recipients(ports.bus, ports.store)
     mailing = Mailing(ports.store, ports.clock, settings, recipients)
-    return Delivery(ports.store, ports.clock, settings, Outgoing(500), mailing, recipients)
+    return Delivery(ports.store, ports.clock, settings, MessageOutbox(500), mailing, recipients)
 
 
 async def deliver(
@@ -276,8 +276,8 @@ async def happens(service: ServiceHarness, occasion: Occasion, **details: str) -
     async with service.store.transaction() as tx:
         task = await tx.get(TaskRow, "t1")
         assert task is not None
-        happening = Happening(task, occasion, tx.now, occasion.name, details)
-        await Outgoing(500).put(tx, happening)
+        task_occasion = TaskOccasion(task, occasion, tx.now, occasion.name, details)
+        await MessageOutbox(500).put(tx, task_occasion)
 
 
 @pytest.mark.parametrize("occasion", tuple(Occasion)[1:])

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from services.monitor.domain.blocks import (
     POINTS,
     Block,
-    Key,
-    Place,
+    BlockKey,
+    SignalKey,
     begin_of,
     decoded,
     encoded,
@@ -21,13 +21,13 @@ from services.monitor.domain.blocks import (
 )
 from services.monitor.domain.resolution import Resolution, check_steps, choose
 
-CPU, GPU = Key("cpu_percent"), Key("gpu_percent", 3)
+CPU, GPU = SignalKey("cpu_percent"), SignalKey("gpu_percent", 3)
 FINE, COARSE = 10, 60
 VALUES = st.floats(-1e6, 1e6, width=32)
 
 
-def a_place(step: int = FINE, begins: int = 0) -> Place:
-    return Place(node_subject("n1"), "", step, begins)
+def a_place(step: int = FINE, begins: int = 0) -> BlockKey:
+    return BlockKey(node_subject("n1"), "", step, begins)
 
 
 @given(st.dictionaries(st.integers(0, POINTS - 1), VALUES))

@@ -9,7 +9,7 @@ from libs.contracts.messages import Occasion, Reason
 from libs.contracts.reasons import duration, render
 from libs.store.port import Store
 from services.monitor import store
-from services.monitor.outgoing import Happening, Outgoing
+from services.monitor.messages.message_outbox import MessageOutbox, TaskOccasion
 from services.monitor.store import TaskRow
 
 TASKS_MAX = 500
@@ -20,7 +20,7 @@ class WaitingTasks:
     """Notifies each stay in the queue once."""
 
     store: Store
-    outgoing: Outgoing
+    message_outbox: MessageOutbox
     seconds: float
 
     async def step(self, epoch: int) -> float | None:
@@ -31,9 +31,9 @@ class WaitingTasks:
                 assert row.queued_since is not None, "only such rows were selected"
                 tx.put(replace(row, waiting_notified=True))
                 waited = (tx.now - row.queued_since).total_seconds()
-                await self.outgoing.put(
+                await self.message_outbox.put(
                     tx,
-                    Happening(
+                    TaskOccasion(
                         task=row,
                         occasion=Occasion.WAITING,
                         at=tx.now,

@@ -23,7 +23,7 @@ from services.monitor.domain.receivers import (
 )
 from services.monitor.domain.retries import Result
 from services.monitor.domain.signature import headers_of
-from services.monitor.names import Names, NameUnknownError
+from services.monitor.messages.names import Names, NameUnknownError
 from services.monitor.store import MessageRow, NotificationRow
 
 # Of an answer's body nothing is used.

@@ -20,23 +20,23 @@ from services.monitor.domain.retries import (
     pause_seconds,
     pauses_receiver,
 )
-from services.monitor.mailing import Mailing
-from services.monitor.message_metrics import GivenUp, note, note_given_up
-from services.monitor.names import Names
-from services.monitor.outgoing import Outgoing
-from services.monitor.recipients import Recipients, RecipientUnknownError
-from services.monitor.set_aside import SetAside
+from services.monitor.messages.cooldown import Cooldown
+from services.monitor.messages.fair_order import FairOrder
+from services.monitor.messages.mailing import Mailing
+from services.monitor.messages.message_metrics import GivenUp, note, note_given_up
+from services.monitor.messages.message_outbox import MessageOutbox
+from services.monitor.messages.names import Names
+from services.monitor.messages.recipients import Recipients, RecipientUnknownError
+from services.monitor.messages.webhook import Outcome, Webhooks
 from services.monitor.settings import MonitorSettings
 from services.monitor.store import (
     MessageRow,
     NotificationRow,
     ReceiverRow,
     Stage,
+    after_failed_try,
     given_up,
-    tried_in_vain,
 )
-from services.monitor.turns import Turns
-from services.monitor.webhook import Outcome, Webhooks
 
 # So many of a receiver's messages are held back at once, beyond those that may wait.
 HELD_MORE_MAX = 1000
@@ -56,12 +56,12 @@ class Delivery:
     store: Store
     clock: Clock
     settings: MonitorSettings
-    outgoing: Outgoing
+    message_outbox: MessageOutbox
     mailing: Mailing
     recipients: Recipients
     names: Names = field(default_factory=Names)
     _busy: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
-    _set_aside: SetAside[tuple[str, str]] = field(default_factory=SetAside[tuple[str, str]])
+    _cooldown: Cooldown[tuple[str, str]] = field(default_factory=Cooldown[tuple[str, str]])
     _wake: Wake = field(default_factory=Wake)
     # The leader's; None: this process does not lead.
     _epoch: int | None = None
@@ -75,12 +75,12 @@ class Delivery:
             self.names,
         )
         self._pauses: Pauses = self.settings.pauses()
-        self._turns = Turns(self.settings.webhooks_at_once)
+        self._fair_order = FairOrder(self.settings.webhooks_at_once)
 
     async def step(self, epoch: int) -> float | None:
         """Wake the delivery if something may be due; most commits bring no message."""
         first, self._epoch = self._epoch is None, epoch
-        added = self.outgoing.take_added()
+        added = self.message_outbox.take_added()
         if first or added or (self._next_due is not None and self._next_due <= self.clock.now()):
             self._wake.set()
         return None
@@ -127,8 +127,8 @@ class Delivery:
     async def _begin_webhooks(self, epoch: int, group: asyncio.TaskGroup) -> None:
         async with self.store.transaction() as tx:
             self._next_due = await store.next_due(tx)
-            aside = self._set_aside.all(self.clock.now())
-            due = await self._turns.choose(tx, self._busy | aside)
+            cooling = self._cooldown.all(self.clock.now())
+            due = await self._fair_order.choose(tx, self._busy | cooling)
         for key, waiting in due.items():
             self._busy.add(key)
             group.create_task(self._deliver(epoch, key, waiting))
@@ -149,7 +149,7 @@ class Delivery:
         except (TermOverError, StoreUnavailableError) as problem:
             _log.info("a delivery is not recorded and will be repeated", problem=str(problem))
         except Exception:  # noqa: BLE001 - the other deliveries go on
-            self._set_aside.add(key, self.clock.now())
+            self._cooldown.add(key, self.clock.now())
             observability.RETRIES.labels("monitor", "delivery").inc()
             owner, name = key
             _log.exception(
@@ -202,7 +202,7 @@ class Delivery:
             tx.put(replace(message, problem=problem))
             await self._put_off(tx, message, held_until)
             return False
-        tried = tried_in_vain(message, self._pauses, now, problem)
+        tried = after_failed_try(message, self._pauses, now, problem)
         if tried.stage is Stage.DEAD:
             note_given_up(NotificationChannel.WEBHOOK, GivenUp.FAILED)
         tx.put(tried)

@@ -30,7 +30,7 @@ WHOLE_STEP = (StoreUnavailableError, DatabaseFaultError, ConflictError, TermOver
 
 
 @contextlib.contextmanager
-def apart(loop: str, what: str) -> Generator[None]:
+def isolated(loop: str, what: str) -> Generator[None]:
     """Log and count what goes wrong with one task or action; the others go on, and this one is
     tried again with the next step."""
     try:

@@ -35,10 +35,10 @@ from services.monitor.domain.retries import (
     pause_seconds,
     pauses_receiver,
 )
-from services.monitor.mail import Mail, MailServer
-from services.monitor.message_metrics import GivenUp, note, note_given_up
-from services.monitor.recipients import Recipients, RecipientUnknownError
-from services.monitor.set_aside import SetAside
+from services.monitor.messages.cooldown import Cooldown
+from services.monitor.messages.mail import Mail, MailServer
+from services.monitor.messages.message_metrics import GivenUp, note, note_given_up
+from services.monitor.messages.recipients import Recipients, RecipientUnknownError
 from services.monitor.settings import MonitorSettings
 from services.monitor.store import (
     MailboxRow,
@@ -46,9 +46,9 @@ from services.monitor.store import (
     NotificationRow,
     ReceiverRow,
     Stage,
+    after_failed_try,
     given_up,
     mailbox,
-    tried_in_vain,
 )
 
 # In one mail; what is beyond is in the next one.
@@ -87,7 +87,7 @@ class Mailing:
     # Why the last mail could not be sent through the site's server; empty: it could.
     problem: str = ""
     _busy: set[str] = field(default_factory=set[str])
-    _set_aside: SetAside[str] = field(default_factory=SetAside[str])
+    _cooldown: Cooldown[str] = field(default_factory=Cooldown[str])
 
     def __post_init__(self) -> None:
         self._server = MailServer(self.settings)
@@ -113,7 +113,7 @@ class Mailing:
         is not in the way of others."""
         begun: dict[str, Chosen] = {}
         due: dict[str, list[MessageRow]] = {}
-        left_out = self._busy | self._set_aside.all(self.clock.now())
+        left_out = self._busy | self._cooldown.all(self.clock.now())
         for _ in range(self.settings.mails_at_once):
             # One person's messages are not in the way of another's.
             others = (Where("owner", Op.NE, each) for each in sorted(left_out | set(due)))
@@ -168,7 +168,7 @@ class Mailing:
             except UnreadableRowError:
                 if row.due_at <= tx.now:
                     problem = "the notification cannot be read"
-                    after = tried_in_vain(row, self._pauses, tx.now, problem)
+                    after = after_failed_try(row, self._pauses, tx.now, problem)
                     tx.put(after)
                     if after.stage is Stage.DEAD:
                         note_given_up(MAIL, GivenUp.FAILED)
@@ -201,7 +201,7 @@ class Mailing:
         except (TermOverError, StoreUnavailableError) as problem:
             _log.info("a mail is not recorded and will be repeated", problem=str(problem))
         except Exception:  # noqa: BLE001 - the other mails go
-            self._set_aside.add(owner, self.clock.now())
+            self._cooldown.add(owner, self.clock.now())
             observability.RETRIES.labels("monitor", "mail").inc()
             _log.exception("a mail is not recorded and will be repeated", owner=owner)
         finally:

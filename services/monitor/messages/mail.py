@@ -17,8 +17,8 @@ import aiosmtplib
 from libs.bus.trust import trust
 from services.monitor.domain.mail_texts import MailText, one_line
 from services.monitor.domain.retries import Result
+from services.monitor.messages.webhook import Outcome
 from services.monitor.settings import MonitorSettings
-from services.monitor.webhook import Outcome
 
 # Of a server's answer.
 ANSWER_MAX = 200

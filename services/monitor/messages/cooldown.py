@@ -12,7 +12,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass
-class SetAside(Generic[Key]):
+class Cooldown(Generic[Key]):
     """In memory alone: the database refused what would have been written. Without it, the same
     message would be sent again at once."""
 

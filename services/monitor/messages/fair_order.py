@@ -20,18 +20,18 @@ ROWS_MAX = 200
 ROUND_OWNERS_MAX = 200
 # Of the places, an owner has at most one in so many.
 SHARES = 4
-Key = tuple[str, str]
-Chosen = dict[Key, list[MessageRow]]
+ReceiverKey = tuple[str, str]
+Chosen = dict[ReceiverKey, list[MessageRow]]
 
 
 @dataclass
-class Turns:
+class FairOrder:
     """Which owners had a turn in this round."""
 
     places: int
     _round: set[str] = field(default_factory=set[str])
 
-    async def choose(self, tx: Tx, busy: Collection[Key]) -> Chosen:
+    async def choose(self, tx: Tx, busy: Collection[ReceiverKey]) -> Chosen:
         """Return messages that are due for receivers which are not busy: as many receivers as there
         are places left. Owners without a busy receiver come first."""
         chosen: Chosen = {}
@@ -52,7 +52,7 @@ class Turns:
         return chosen
 
     async def _fill_share(
-        self, tx: Tx, chosen: Chosen, taken: Counter[str], busy: Collection[Key], owner: str
+        self, tx: Tx, chosen: Chosen, taken: Counter[str], busy: Collection[ReceiverKey], owner: str
     ) -> None:
         """Choose more receivers of one owner, up to the share."""
         most = max(1, self.places // SHARES)
@@ -65,7 +65,7 @@ class Turns:
             self._take(chosen, taken, rows, (owner, rows[0].name))
 
     def _take(
-        self, chosen: Chosen, taken: Counter[str], rows: Collection[MessageRow], key: Key
+        self, chosen: Chosen, taken: Counter[str], rows: Collection[MessageRow], key: ReceiverKey
     ) -> None:
         due = [row for row in rows if (row.owner, row.name) == key]
         chosen[key] = due[:TURN_MESSAGES_MAX]

@@ -13,7 +13,7 @@ from libs.service.loop import Loop
 from libs.store.port import Store
 from services.monitor import store
 from services.monitor.domain.recipients import is_of
-from services.monitor.recipients import USERS_MAX, Recipients, RecipientUnknownError
+from services.monitor.messages.recipients import USERS_MAX, Recipients, RecipientUnknownError
 from services.monitor.store import NotificationRow, ReceiverRow
 
 _log = observability.log("monitor")

@@ -34,7 +34,7 @@ from services.monitor import store
 from services.monitor.domain.receivers import problem_of
 from services.monitor.domain.recipients import is_of
 from services.monitor.domain.signature import SECRET_BYTES_MIN, key_of, secret_of
-from services.monitor.outgoing import Outgoing, word_of
+from services.monitor.messages.message_outbox import MessageOutbox, word_of
 from services.monitor.settings import MonitorSettings
 from services.monitor.store import MessageRow, NotificationRow, ReceiverRow, Stage
 
@@ -47,7 +47,7 @@ class Commands:
     """The command handlers and their settings."""
 
     settings: MonitorSettings
-    outgoing: Outgoing
+    message_outbox: MessageOutbox
 
     def table(self) -> Mapping[type[Message], CommandHandler]:
         """Return the handler of each command."""
@@ -93,7 +93,7 @@ class Commands:
         tx.delete(ReceiverRow, row.owner, row.name)
         for message in await store.messages_of(tx, row.key, Stage.WAITING, ROWS_MAX):
             tx.put(replace(message, due_at=tx.now))
-        self.outgoing.note_added()
+        self.message_outbox.note_added()
         return SetNotificationReply(notification=await _shown(tx, row, None), secret=made)
 
     def _refusal(self, command: SetNotification) -> Refusal | None:
@@ -179,7 +179,7 @@ class Commands:
         for row in rows:
             tx.put(replace(row, stage=Stage.WAITING, due_at=tx.now, tries=0, mail_id=""))
         tx.delete(ReceiverRow, command.owner, command.name)
-        self.outgoing.note_added()
+        self.message_outbox.note_added()
         return ReplayUndeliveredMessagesReply(messages=len(rows))
 
 

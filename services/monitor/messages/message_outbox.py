@@ -14,7 +14,7 @@ from libs.contracts.messages import NotificationChannel, Occasion
 from libs.store.port import Tx, UnreadableRowError
 from services.monitor import store
 from services.monitor.domain.recipients import is_about
-from services.monitor.message_metrics import GivenUp, note_given_up
+from services.monitor.messages.message_metrics import GivenUp, note_given_up
 from services.monitor.store import MessageRow, NotificationRow, ReceiverRow, Stage, TaskRow
 
 _MEMO = "notifications and receivers"
@@ -30,7 +30,7 @@ class _Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class TaskOccasion:
     """One occasion of a task."""
 
     task: TaskRow
@@ -42,8 +42,8 @@ class Happening:
 
 
 @dataclass
-class Outgoing:
-    """Who is notified of what."""
+class MessageOutbox:
+    """Adds the messages of each occasion: one for each notification that is about it."""
 
     waiting_max: int
     # Mail waits for what comes with it.
@@ -60,17 +60,19 @@ class Outgoing:
         added, self._added = self._added, False
         return added
 
-    async def put(self, tx: Tx, happening: Happening) -> None:
+    async def put(self, tx: Tx, task_occasion: TaskOccasion) -> None:
         """Add a message for each notification that is about this."""
         known = await _known(tx)
         for row in known.rows:
-            if concerns(row, happening):
-                await self._put(tx, known, row, happening)
+            if concerns(row, task_occasion):
+                await self._put(tx, known, row, task_occasion)
 
-    async def _put(self, tx: Tx, known: _Known, row: NotificationRow, happening: Happening) -> None:
+    async def _put(
+        self, tx: Tx, known: _Known, row: NotificationRow, task_occasion: TaskOccasion
+    ) -> None:
         key = row.owner, row.name
-        task, word = happening.task, word_of(happening.occasion)
-        message_id = f"{task.task_id}.{word}.{happening.number}.{row.owner}.{row.name}"
+        task, word = task_occasion.task, word_of(task_occasion.occasion)
+        message_id = f"{task.task_id}.{word}.{task_occasion.number}.{row.owner}.{row.name}"
         try:
             if await tx.get(MessageRow, message_id) is not None:
                 return
@@ -98,9 +100,9 @@ class Outgoing:
                 owner=row.owner,
                 name=row.name,
                 task_id=task.task_id,
-                occasion=happening.occasion,
-                body=json.dumps(_body(happening, await _details_for(tx, row, happening))),
-                happened_at=happening.at,
+                occasion=task_occasion.occasion,
+                body=json.dumps(_body(task_occasion, await _details_for(tx, row, task_occasion))),
+                happened_at=task_occasion.at,
                 stage=stage,
                 due_at=due_at,
                 problem=problem,
@@ -121,11 +123,11 @@ async def _known(tx: Tx) -> _Known:
     return known
 
 
-def concerns(row: NotificationRow, happening: Happening) -> bool:
+def concerns(row: NotificationRow, task_occasion: TaskOccasion) -> bool:
     """True if the notification is about this occasion of this task."""
-    if word_of(happening.occasion) not in row.occasions.split():
+    if word_of(task_occasion.occasion) not in row.occasions.split():
         return False
-    return _reaches(row, happening.task)
+    return _reaches(row, task_occasion.task)
 
 
 def _reaches(row: NotificationRow, task: TaskRow) -> bool:
@@ -138,11 +140,13 @@ def word_of(occasion: Occasion) -> str:
     return occasion.name.lower()
 
 
-async def _details_for(tx: Tx, row: NotificationRow, happening: Happening) -> Mapping[str, Any]:
+async def _details_for(
+    tx: Tx, row: NotificationRow, task_occasion: TaskOccasion
+) -> Mapping[str, Any]:
     """The details with ``hidden-1`` and so on instead of the other tasks that the notification does
     not reach: its owner may not see them, whatever the site shows of tasks."""
-    text = json.dumps(happening.details)
-    shown = {happening.task.task_id}
+    text = json.dumps(task_occasion.details)
+    shown = {task_occasion.task.task_id}
     for task_id in ids_in(text):
         task = await tx.get(TaskRow, task_id)
         if task is not None and _reaches(row, task):
@@ -151,12 +155,12 @@ async def _details_for(tx: Tx, row: NotificationRow, happening: Happening) -> Ma
     return hidden
 
 
-def _body(happening: Happening, details: Mapping[str, Any]) -> dict[str, Any]:
+def _body(task_occasion: TaskOccasion, details: Mapping[str, Any]) -> dict[str, Any]:
     """The payload of a webhook: type, timestamp and data, as Standard Webhooks has them."""
-    task = happening.task
+    task = task_occasion.task
     return {
-        "type": f"task.{word_of(happening.occasion)}",
-        "timestamp": happening.at.isoformat(),
+        "type": f"task.{word_of(task_occasion.occasion)}",
+        "timestamp": task_occasion.at.isoformat(),
         "data": {
             "task_id": task.task_id,
             "name": task.name,

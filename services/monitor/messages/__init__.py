@@ -1,0 +1,1 @@
+"""Messages about tasks: which there are, and their delivery by webhook and mail."""
