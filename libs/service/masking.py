@@ -301,8 +301,8 @@ class Masker:
         return 0
 
     def _cover(self, begin: int, end: int) -> None:
-        """Note bytes that are masked, together with those noted before that touch them: these may end
-        later, because what is held back is searched again."""
+        """Note bytes that are masked, together with those noted before that touch them. These may
+        end later, because what is held back is searched again."""
         while self._covered and self._covered[-1][1] >= begin:
             last, until = self._covered.pop()
             begin, end = min(begin, last), max(end, until)
