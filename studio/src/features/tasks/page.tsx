@@ -8,7 +8,7 @@ import { useLanguage } from "../../i18n";
 import { useLive, useTaskIds, useTaskRow, type Filters } from "../../live/store";
 import { moment, value } from "../../ui/format";
 import { StateMark } from "../../ui/state";
-import { setGoals, type Goal, type Result } from "./commands";
+import { setGoals, type Goal, type Result } from "../../live/goals";
 
 const ROW = 36;
 const FILTERS = ["name_prefix", "state", "owner", "team", "group", "priority", "label"] as const;

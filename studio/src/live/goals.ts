@@ -1,5 +1,5 @@
 // Commands for many tasks at once: each has its own result, and one refusal harms no other.
-import { api, Refused, type Task } from "../../api/client";
+import { api, Refused, type Task } from "../api/client";
 
 export type Goal = "run" | "pause" | "stop";
 
@@ -31,7 +31,7 @@ export async function setGoal(task: Task, goal: Goal): Promise<Result> {
   try {
     const { data } = await api.PUT("/v1/tasks/{task_id}/goal", {
       params: { path: { task_id: task.id } },
-      body: { goal },
+      body: { goal, now: false },
     });
     return { ...named, refusal: "", revision: data?.revision ?? 0 };
   } catch (error) {
