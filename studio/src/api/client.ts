@@ -26,6 +26,17 @@ export class Refused extends Error {
   }
 }
 
+let over: () => void = () => undefined;
+
+/** What is called when the session is over: it was revoked, or its time has come. */
+export function onSessionOver(call: () => void): void {
+  over = call;
+}
+
+export function sessionOver(): void {
+  over();
+}
+
 /** Nobody answered: the network or the gateway is away. */
 export class Unreachable extends Error {}
 
@@ -40,6 +51,7 @@ const guard: Middleware = {
       .clone()
       .json()
       .catch(() => null);
+    if (response.status === 401) sessionOver();
     throw new Refused(response.status, problem as Problem | null);
   },
   onError() {

@@ -1,6 +1,6 @@
 // Who is logged in here. Nothing of it is stored: the cookie is closed to scripts.
 import { createContext, useCallback, useContext, useEffect, useState, type ReactNode } from "react";
-import { api, Refused, useCsrf as keepCsrf, type Schemas } from "../api/client";
+import { api, onSessionOver, Refused, useCsrf as keepCsrf, type Schemas } from "../api/client";
 
 export type Session = Schemas["CurrentSession"];
 
@@ -29,6 +29,7 @@ export function SessionGate(props: {
     set({ kind: "in", session });
   }, []);
   useEffect(() => {
+    onSessionOver(() => set({ kind: "out" }));
     let current = true;
     const ask = (): void => {
       api.GET("/v1/session").then(

@@ -27,7 +27,7 @@ export const en = {
   login: {
     title: "Log in to Shiftwork",
     token: "Token",
-    tokenHelp: "`shiftwork token create` makes one; an administrator's is in the data folder.",
+    tokenHelp: "The command “shiftwork token create” makes one; the administrator's is in the data folder.",
     user: "User",
     password: "Password",
     submit: "Log in",
@@ -72,7 +72,7 @@ export const en = {
   task: {
     id: "Id",
     group: "Group",
-    since: "Running since",
+    since: "Started",
     checkpoint: "Checkpoint",
     step: "step",
     tabs: { "": "Attempts", output: "Output", events: "Events", specification: "Specification" },

@@ -26,10 +26,8 @@ export class LiveTasks {
   private readonly followers = new Set<Follower>();
   private readonly stream: Stream<Event>;
   private state: State = START;
-  private started = false;
-  private version = 0;
-  /** When the events of a read are to be applied, because they came while it was under way. */
-  private missed: Event[] | null = null;
+  /** The position that each shown task describes: an event at or below it is in it already. */
+  private readonly positions = new Map<string, number>();
 
   constructor() {
     this.stream = new Stream<Event>({
@@ -43,8 +41,6 @@ export class LiveTasks {
   }
 
   start(): void {
-    if (this.started) return;
-    this.started = true;
     this.stream.start();
   }
 
@@ -83,27 +79,45 @@ export class LiveTasks {
   /** Shows the tasks that meet other filters. */
   async show(filters: Filters): Promise<void> {
     this.filters = filters;
-    this.missed = [];
-    const { items, next, position } = await this.page(filters, null);
-    if (this.filters !== filters) return;
-    this.tasks.clear();
-    for (const task of items) this.tasks.set(task.id, task);
-    this.cursor = next;
-    this.order = items.map((task) => task.id);
-    const missed = this.missed;
-    this.missed = null;
-    this.version += 1;
-    this.apply(missed.filter((event) => event.position > position));
-    this.notify();
+    await this.reload(filters);
+  }
+
+  /** Reads the newest tasks that meet the filters; the position that they describe. */
+  private async reload(filters: Filters): Promise<number> {
+    const arrived: Event[] = [];
+    const unfollow = this.follow((events) => arrived.push(...events));
+    try {
+      const { items, next, position } = await this.page(filters, null);
+      if (this.filters !== filters) return position;
+      this.tasks.clear();
+      this.positions.clear();
+      for (const task of items) this.put(task, position);
+      this.cursor = next;
+      this.reorder();
+      this.update(arrived);
+      this.notify();
+      for (const listeners of this.rows.values()) for (const listener of listeners) listener();
+      return position;
+    } finally {
+      unfollow();
+    }
+  }
+
+  private put(task: Task, position: number): void {
+    this.tasks.set(task.id, task);
+    this.positions.set(task.id, position);
   }
 
   async older(): Promise<void> {
     const { filters, cursor } = this;
     if (filters === null || cursor === null) return;
     this.cursor = null;
-    const { items, next } = await this.page(filters, cursor);
+    const arrived: Event[] = [];
+    const unfollow = this.follow((events) => arrived.push(...events));
+    const { items, next, position } = await this.page(filters, cursor).finally(unfollow);
     if (this.filters !== filters) return;
-    for (const task of items) if (!this.tasks.has(task.id)) this.tasks.set(task.id, task);
+    for (const task of items) if (!this.tasks.has(task.id)) this.put(task, position);
+    this.update(arrived);
     this.cursor = next;
     this.reorder();
     this.notify();
@@ -123,24 +137,17 @@ export class LiveTasks {
   }
 
   private async read(): Promise<number> {
-    if (this.filters !== null) {
-      const filters = this.filters;
-      const { items, next, position } = await this.page(filters, null);
-      if (this.filters === filters) {
-        this.tasks.clear();
-        for (const task of items) this.tasks.set(task.id, task);
-        this.cursor = next;
-        this.reorder();
-        this.notify();
-      }
-      return position;
-    }
+    if (this.filters !== null) return this.reload(this.filters);
     const { response } = await api.GET("/v1/session");
     return positionOf(response);
   }
 
   private apply(events: readonly Event[]): void {
-    if (this.missed !== null) this.missed.push(...events);
+    this.update(events);
+    for (const follower of this.followers) follower(events);
+  }
+
+  private update(events: readonly Event[]): void {
     const changed = new Set<string>();
     for (const event of events) {
       if (event.task === null) continue;
@@ -151,7 +158,9 @@ export class LiveTasks {
         }
         continue;
       }
+      if (event.position <= (this.positions.get(event.task) ?? 0)) continue;
       const next = applied(known, event);
+      this.positions.set(event.task, event.position);
       if (next !== known) {
         this.tasks.set(event.task, next);
         changed.add(event.task);
@@ -159,7 +168,6 @@ export class LiveTasks {
       }
     }
     for (const id of changed) for (const listener of this.rows.get(id) ?? []) listener();
-    for (const follower of this.followers) follower(events);
     if (changed.size > 0) this.notify();
   }
 
@@ -188,13 +196,16 @@ export class LiveTasks {
     if (filters === null) return;
     const found = await Promise.all(
       ids.map((id) =>
-        this.page({ ...filters, id_prefix: id }, null).catch(() => ({ items: [] as Task[] })),
+        this.page({ ...filters, id_prefix: id }, null).catch(() => null),
       ),
     );
     if (this.filters !== filters) return;
     ids.forEach((id, index) => {
-      const task = found[index]?.items.find((each) => each.id === id);
-      if (task) this.tasks.set(id, task);
+      const answer = found[index];
+      // An answer that is older than what the events say is no answer, nor is a failure.
+      if (!answer || answer.position < (this.positions.get(id) ?? 0)) return;
+      const task = answer.items.find((each) => each.id === id);
+      if (task) this.put(task, answer.position);
       else this.tasks.delete(id);
     });
     this.reorder();
@@ -203,7 +214,6 @@ export class LiveTasks {
   }
 
   private reorder(): void {
-    this.version += 1;
     this.order = [...this.tasks.values()]
       .sort((a, b) =>
         a.submitted_at === b.submitted_at
@@ -226,6 +236,7 @@ export function Live(props: { readonly children: ReactNode }): ReactNode {
   const [live] = useState(() => new LiveTasks());
   useEffect(() => {
     live.start();
+    return () => live.close();
   }, [live]);
   return <Context.Provider value={live}>{props.children}</Context.Provider>;
 }

@@ -1,6 +1,6 @@
 // Drives the machine: reads snapshots, holds the one stream of events, waits and tries again.
 import { createParser } from "eventsource-parser";
-import { Refused } from "../api/client";
+import { Refused, sessionOver } from "../api/client";
 import { START, step, type Effect, type Input, type State } from "./machine";
 
 export interface Source<E> {
@@ -16,6 +16,7 @@ interface Positioned {
 }
 
 const QUIET_MS = 45_000;
+const HIDDEN_MAX = 500;
 
 /** The stream of one page. ``close`` ends it. */
 export class Stream<E extends Positioned> {
@@ -29,11 +30,11 @@ export class Stream<E extends Positioned> {
 
   constructor(source: Source<E>) {
     this.source = source;
-    addEventListener("online", this.wake);
-    document.addEventListener("visibilitychange", this.wake);
   }
 
   start(): void {
+    addEventListener("online", this.wake);
+    document.addEventListener("visibilitychange", this.wake);
     this.put({ kind: "start" });
   }
 
@@ -70,7 +71,9 @@ export class Stream<E extends Positioned> {
         return;
       case "apply":
         this.batch.push(effect.event);
-        if (!this.scheduled) {
+        // A page in the background has no frames: its events must not pile up.
+        if (document.hidden && this.batch.length >= HIDDEN_MAX) this.flush();
+        else if (!this.scheduled) {
           this.scheduled = true;
           requestAnimationFrame(this.flush);
         }
@@ -101,6 +104,7 @@ export class Stream<E extends Positioned> {
   private failed(error: unknown): void {
     if (error instanceof Refused && (error.status === 401 || error.status === 403)) {
       this.put({ kind: "refused" });
+      if (error.status === 401) sessionOver();
     } else {
       this.put({ kind: "closed" });
     }

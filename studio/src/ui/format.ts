@@ -1,26 +1,7 @@
-// Times, durations and sizes in the reader's language.
-import type { Language } from "../i18n";
-
-const times = new Map<Language, Intl.DateTimeFormat>();
-
-/** A moment in UTC, as everywhere in Shiftwork. */
-export function moment(language: Language, at: string | null | undefined): string {
-  if (!at) return "";
-  let format = times.get(language);
-  if (format === undefined) {
-    format = new Intl.DateTimeFormat(language === "zh" ? "zh-CN" : "en-GB", {
-      timeZone: "UTC",
-      year: "numeric",
-      month: "2-digit",
-      day: "2-digit",
-      hour: "2-digit",
-      minute: "2-digit",
-      second: "2-digit",
-      hourCycle: "h23",
-    });
-    times.set(language, format);
-  }
-  return format.format(new Date(at));
+// Times, durations and numbers, written as the command line writes them.
+/** A moment as the command line writes it, in UTC. */
+export function moment(at: string | null | undefined): string {
+  return at ? `${new Date(at).toISOString().slice(0, 19).replace("T", " ")}Z` : "";
 }
 
 export function duration(seconds: number): string {

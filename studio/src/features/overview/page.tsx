@@ -12,7 +12,7 @@ import { moment } from "../../ui/format";
 const SHOWN = 15;
 
 export default function OverviewPage(): ReactNode {
-  const { t, language } = useLanguage();
+  const { t } = useLanguage();
   const groups = useLiveQuery(
     ["groups"],
     () => body(api.GET("/v1/groups", {})),
@@ -53,14 +53,15 @@ export default function OverviewPage(): ReactNode {
           <pre>shiftwork submit --follow -- python train.py</pre>
         </div>
       ) : (
-        <ul className="list">
+        <ul className="list tasks-list">
           {own.map((task) => (
             <li key={task.id}>
-              <Link href={paths.task(task.id)}>{task.name || task.id}</Link>{" "}
-              <StateMark state={task.state} />{" "}
-              <span className="quiet">
-                {moment(language, task.submitted_at)} {task.reason?.text}
+              <Link href={paths.task(task.id)}>{task.name || task.id}</Link>
+              <span>
+                <StateMark state={task.state} />
               </span>
+              <time className="quiet">{moment(task.submitted_at)}</time>
+              <span className="quiet">{task.reason?.text}</span>
             </li>
           ))}
         </ul>

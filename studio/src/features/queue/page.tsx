@@ -8,7 +8,7 @@ import { body, useLiveQuery } from "../../live/queries";
 import { moment } from "../../ui/format";
 
 export default function QueuePage(): ReactNode {
-  const { t, language } = useLanguage();
+  const { t } = useLanguage();
   const group = new URLSearchParams(useSearch()).get("group") ?? "";
   const [, go] = useLocation();
   const groups = useLiveQuery(
@@ -45,7 +45,7 @@ export default function QueuePage(): ReactNode {
       {queue.error ? <p role="alert">{queue.error.message}</p> : null}
       {queue.data && items.length === 0 ? <p className="empty">{t.queue.none}</p> : null}
       {items.length > 0 ? (
-        <div className="scroll" tabIndex={0} role="region" aria-labelledby="queue-title">
+        <div className="scroll" tabIndex={0} role="group" aria-label={t.views.queue}>
           <table>
             <thead>
               <tr>
@@ -74,7 +74,7 @@ export default function QueuePage(): ReactNode {
                   <td>{task.group}</td>
                   <td>{task.priority}</td>
                   <td>{task.gpus > 0 ? `${task.nodes} × ${task.gpus}` : task.nodes}</td>
-                  <td>{moment(language, task.waiting_since)}</td>
+                  <td>{moment(task.waiting_since)}</td>
                   <td>{task.reason?.text ?? ""}</td>
                 </tr>
               ))}

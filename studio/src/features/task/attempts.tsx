@@ -5,6 +5,8 @@ import { useLanguage } from "../../i18n";
 import { between, duration, moment } from "../../ui/format";
 
 type Run = Schemas["Run"];
+// With this exit code a program says that it has left as it was asked to.
+const LEFT = 75;
 
 export interface Phase {
   readonly kind: "starting" | "running" | "saving" | "leaving";
@@ -46,7 +48,7 @@ export function Attempts(props: { readonly runs: readonly Run[] }): ReactNode {
 }
 
 function Attempt(props: { readonly run: Run }): ReactNode {
-  const { t, language } = useLanguage();
+  const { t } = useLanguage();
   const { run } = props;
   const phases = phasesOf(run);
   const first = phases[0]?.begin;
@@ -55,11 +57,15 @@ function Attempt(props: { readonly run: Run }): ReactNode {
     <li>
       <h3>
         {t.task.attempt(run.attempt)}
-        {first ? <span className="quiet"> {moment(language, first)}</span> : null}
+        {first ? <span className="quiet"> {moment(first)}</span> : null}
       </h3>
       <ul className="phases" aria-label={t.task.phases}>
         {phases.map((phase) => (
-          <li key={phase.kind} data-kind={phase.kind}>
+          <li
+            key={phase.kind}
+            data-kind={phase.kind}
+            style={{ flexGrow: Math.max(1, between(phase.begin, phase.end)) }}
+          >
             {t.task.phase[phase.kind]} {duration(between(phase.begin, phase.end))}
           </li>
         ))}
@@ -69,7 +75,7 @@ function Attempt(props: { readonly run: Run }): ReactNode {
       <ul className="ranks" aria-label={t.task.ranks}>
         {run.placements.map((place) => {
           const end = ended.get(place.rank);
-          const bad = end !== undefined && (end.code ?? 1) !== 0;
+          const bad = end !== undefined && end.code !== 0 && end.code !== LEFT;
           return (
             <li key={place.rank} data-bad={bad}>
               <b>

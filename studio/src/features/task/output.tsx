@@ -15,7 +15,7 @@ const SHOWN_MAX = 20_000;
 const COLLECT_MS = 250;
 
 export function Output(props: { readonly task: Task }): ReactNode {
-  const { t, language } = useLanguage();
+  const { t } = useLanguage();
   const { id } = props.task;
   const [lines, setLines] = useState<readonly Line[]>([]);
   const [pattern, setPattern] = useState("");
@@ -141,7 +141,7 @@ export function Output(props: { readonly task: Task }): ReactNode {
           {t.output.older}
         </button>
       ) : null}
-      <Lines lines={lines} times={times} follow={follow} language={language} empty={t.output.none} />
+      <Lines lines={lines} times={times} follow={follow} empty={t.output.none} />
     </section>
   );
 }
@@ -150,7 +150,6 @@ function Lines(props: {
   readonly lines: readonly Line[];
   readonly times: boolean;
   readonly follow: boolean;
-  readonly language: "en" | "zh";
   readonly empty: string;
 }): ReactNode {
   const frame = useRef<HTMLDivElement>(null);
@@ -181,7 +180,7 @@ function Lines(props: {
               <span className="gutter">
                 {line.role}[{line.rank}]
               </span>
-              {props.times ? <time className="gutter">{moment(props.language, line.at)}</time> : null}
+              {props.times ? <time className="gutter">{moment(line.at)}</time> : null}
               <span>{line.text}</span>
             </div>
           );

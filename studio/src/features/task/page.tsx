@@ -14,7 +14,7 @@ import { goalsOf, setGoal, type Goal } from "../../live/goals";
 const TABS = ["", "output", "events", "specification"] as const;
 
 export default function TaskPage(props: { readonly id: string; readonly tab: string }): ReactNode {
-  const { t, language } = useLanguage();
+  const { t } = useLanguage();
   const { id } = props;
   const of = { params: { path: { task_id: id } } };
   const task = useLiveQuery(
@@ -38,11 +38,11 @@ export default function TaskPage(props: { readonly id: string; readonly tab: str
           <Fact name={t.tasks.columns.owner} text={found.owner} />
           <Fact name={t.tasks.columns.priority} text={found.priority} />
           <Fact name={t.task.group} text={found.group} />
-          <Fact name={t.tasks.columns.submitted} text={moment(language, found.submitted_at)} />
+          <Fact name={t.tasks.columns.submitted} text={moment(found.submitted_at)} />
           {found.started_at ? (
             <Fact
               name={t.task.since}
-              text={`${moment(language, found.started_at)} · ${duration(between(found.started_at, found.finished_at))}`}
+              text={`${moment(found.started_at)} · ${duration(between(found.started_at, found.finished_at))}`}
             />
           ) : null}
           {Object.entries(found.progress?.values ?? {}).map(([name, number]) => (
@@ -51,7 +51,7 @@ export default function TaskPage(props: { readonly id: string; readonly tab: str
           {found.checkpoint ? (
             <Fact
               name={t.task.checkpoint}
-              text={`${t.task.step} ${found.checkpoint.step} · ${moment(language, found.checkpoint.saved_at)}`}
+              text={`${t.task.step} ${found.checkpoint.step} · ${moment(found.checkpoint.saved_at)}`}
             />
           ) : null}
         </dl>
@@ -142,7 +142,7 @@ function Summary(props: { readonly task: Task }): ReactNode {
 }
 
 function Waiting(props: { readonly id: string }): ReactNode {
-  const { t, language } = useLanguage();
+  const { t } = useLanguage();
   const found = useLiveQuery<Schemas["Explanation"] | null>(
     ["explain", props.id],
     () =>
@@ -161,7 +161,7 @@ function Waiting(props: { readonly id: string }): ReactNode {
       <h2 id="waiting">{t.task.waiting}</h2>
       {data.position > 0 ? <p>{t.task.position(data.position, data.queue_length)}</p> : null}
       {data.forecast?.starts_at ? (
-        <p>{t.task.forecast(moment(language, data.forecast.starts_at))}</p>
+        <p>{t.task.forecast(moment(data.forecast.starts_at))}</p>
       ) : data.forecast?.unknown ? (
         <p>{data.forecast.unknown}</p>
       ) : null}
@@ -177,7 +177,7 @@ function Waiting(props: { readonly id: string }): ReactNode {
 }
 
 function Events(props: { readonly id: string }): ReactNode {
-  const { t, language } = useLanguage();
+  const { t } = useLanguage();
   const events = useLiveQuery(
     ["events", props.id],
     () => body(api.GET("/v1/events", { params: { query: { task: props.id, limit: 1000 } } })),
@@ -188,7 +188,7 @@ function Events(props: { readonly id: string }): ReactNode {
     <ol className="events" aria-label={t.task.tabs.events}>
       {items.map((event) => (
         <li key={event.position}>
-          <time>{moment(language, event.at)}</time> <code>{event.type}</code>{" "}
+          <time>{moment(event.at)}</time> <code>{event.type}</code>{" "}
           <span>{textOf(event)}</span>
         </li>
       ))}

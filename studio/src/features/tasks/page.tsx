@@ -203,7 +203,9 @@ function Rows(props: {
     >
       <div role="rowgroup" className="head">
         <div role="row" className="row" aria-rowindex={1}>
-          <span role="columnheader" aria-label={t.tasks.select} />
+          <span role="columnheader">
+            <span className="unseen">{t.tasks.select}</span>
+          </span>
           <span role="columnheader">{columns.name}</span>
           <span role="columnheader">{columns.owner}</span>
           <span role="columnheader">{columns.state}</span>
@@ -245,7 +247,7 @@ function Row(props: {
   readonly selected: boolean;
   readonly toggle: (id: string) => void;
 }): ReactNode {
-  const { t, language } = useLanguage();
+  const { t } = useLanguage();
   const task = useTaskRow(props.id);
   if (task === undefined) return null;
   const pending = task.revision > task.observed_revision;
@@ -283,7 +285,7 @@ function Row(props: {
       <span role="gridcell">{task.priority}</span>
       <span role="gridcell">{sizeOf(task)}</span>
       <span role="gridcell">{progressOf(task)}</span>
-      <span role="gridcell">{moment(language, task.submitted_at)}</span>
+      <span role="gridcell">{moment(task.submitted_at)}</span>
       <span role="gridcell" className="reason" title={task.reason?.text}>
         {task.reason?.text}
       </span>
@@ -292,7 +294,8 @@ function Row(props: {
 }
 
 export function sizeOf(task: Task): string {
-  return task.gpus_per_node === null ? String(task.nodes) : `${task.nodes} × ${task.gpus_per_node}`;
+  if (task.gpus_per_node === null) return String(task.nodes);
+  return `${task.nodes} × ${task.gpus_per_node === 0 ? "CPU" : task.gpus_per_node}`;
 }
 
 export function progressOf(task: Task): string {
