@@ -166,7 +166,7 @@ function Waiting(props: { readonly id: string }): ReactNode {
         <p>{data.forecast.unknown}</p>
       ) : null}
       {data.remedies.length > 0 ? (
-        <ul>
+        <ul className="list remedies">
           {data.remedies.map((each) => (
             <li key={each}>{each}</li>
           ))}
