@@ -1,4 +1,7 @@
-"""The gateway's OpenAPI document as JSON, for generators: ``python -m tools.openapi_document FILE``."""
+"""The gateway's OpenAPI document as JSON, for generators of code.
+
+``python -m tools.openapi_document FILE`` writes it.
+"""
 
 from __future__ import annotations
 

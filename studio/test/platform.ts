@@ -86,16 +86,14 @@ export class Platform {
     await this.run("down", "--data", this.data);
   }
 
-  /** Ends the gateway's process, as a crash does; its supervisor starts another one. */
-  killGateway(): void {
+  /** Ends the platform's process as a crash does; `up` starts another one. */
+  crash(): void {
     const list = execFileSync("ps", ["-eo", "pid=,args="], { encoding: "utf8" });
     const found = list.split("\n").flatMap((line) => {
       const [, pid, args] = /^\s*(\d+) (.*)$/.exec(line) ?? [];
-      if (!pid || !args?.includes("services.gateway")) return [];
-      const environ = readFileSync(`/proc/${pid}/environ`, "utf8");
-      return environ.includes(this.data) ? [Number(pid)] : [];
+      return pid && args?.includes(`-m services.allinone ${this.data} `) ? [Number(pid)] : [];
     });
-    if (found.length === 0) throw new Error("no gateway found");
+    if (found.length !== 1) throw new Error(`${found.length} processes found`);
     for (const pid of found) process.kill(pid, "SIGKILL");
   }
 
