@@ -111,7 +111,7 @@ it("carries on after the platform was killed, without a reload and without a gap
   await platform.up();
   await ann.page.getByText("Live", { exact: true }).waitFor({ timeout: 30_000 });
   await platform.submit("afterwards", "--paused");
-  await ann.row("afterwards").getByText("paused").waitFor();
+  await ann.row("afterwards").getByText("paused", { exact: true }).waitFor();
   expect(await ann.page.evaluate(() => "kept" in window)).toBe(true);
 });
 
@@ -121,6 +121,11 @@ it("shows two people what each may do, and a refusal where it was clicked", asyn
   await bobs.open("/nodes");
   await bobs.page.getByText("local-0").waitFor();
   expect(await bobs.page.getByRole("button", { name: /Cordon/ }).count()).toBe(0);
+  // The task is somebody else's; its page stays as it is, with the server's reason beside the button.
+  await bobs.open(`/tasks/${victim}`);
+  await bobs.page.getByRole("button", { name: "Stop" }).click();
+  await bobs.page.locator(".toolbar").getByRole("alert").getByText(/bob|not permitted|may not/).waitFor();
+  await bobs.open("/nodes");
   const ann = await admin();
   await ann.open("/nodes");
   await ann.page.getByRole("button", { name: "Cordon local-1" }).click();
