@@ -22,8 +22,8 @@ ASSETS = "/assets/"
 OTHERS = ("/v1", "/docs", "/hai")
 # No exceptions: nothing inlined, nothing from another host, and no other page around it.
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self';"
-    " connect-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'self';"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
+    " font-src 'self'; connect-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'self';"
     " frame-ancestors 'none'"
 )
 GZIP_BYTES_MIN = 512
