@@ -12,7 +12,8 @@ export class Boundary extends Component<{ readonly children: ReactNode }, { erro
   override render(): ReactNode {
     const { error } = this.state;
     if (error === null) return this.props.children;
-    return <Failed error={error} retry={() => this.setState({ error: null })} />;
+    // A new version of the studio has other files: only the whole page loads them.
+    return <Failed error={error} retry={() => location.reload()} />;
   }
 }
 

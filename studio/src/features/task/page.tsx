@@ -42,7 +42,7 @@ export default function TaskPage(props: { readonly id: string; readonly tab: str
           {found.started_at ? (
             <Fact
               name={t.task.since}
-              text={`${moment(found.started_at)} · ${duration(between(found.started_at, found.finished_at))}`}
+              text={startOf(found)}
             />
           ) : null}
           {Object.entries(found.progress?.values ?? {}).map(([name, number]) => (
@@ -82,6 +82,13 @@ function Fact(props: { readonly name: string; readonly text: string }): ReactNod
       <dd>{props.text}</dd>
     </div>
   );
+}
+
+/** When it started, and how long ago that was if it has run since or has ended. */
+function startOf(task: Task): string {
+  const at = moment(task.started_at);
+  if (!task.started_at || (task.state !== "running" && !task.finished_at)) return at;
+  return `${at} · ${duration(between(task.started_at, task.finished_at))}`;
 }
 
 /** What explains a task's state, in the server's own words. */
