@@ -24,7 +24,7 @@ export const zh: Texts = {
   login: {
     title: "登录 Shiftwork",
     token: "令牌",
-    tokenHelp: "用 `shiftwork token create` 创建；管理员的令牌在数据目录中。",
+    tokenHelp: "用命令 shiftwork token create 创建；管理员的令牌在数据目录中。",
     user: "用户",
     password: "密码",
     submit: "登录",

@@ -1,1 +1,0 @@
-import{P as e}from"./index-BMNk9o-x.js";var t=e();function n(e){return(0,t.jsxs)(`div`,{className:`meter`,children:[(0,t.jsx)(`span`,{children:e.label}),(0,t.jsx)(`meter`,{"aria-label":e.label,min:0,max:Math.max(1,e.total),value:e.used}),(0,t.jsxs)(`span`,{children:[e.used,` / `,e.total]})]})}export{n as t};
