@@ -363,8 +363,10 @@ class Authenticator:
     def _is_token_known(self, row: SessionRow) -> bool:
         """False for a session made with an administrator's token whose file has changed. Sessions
         of other tokens are deleted with them."""
-        is_file = row.token_id.startswith(ADMIN_FILE)
-        return not is_file or row.token_id == file_token_id(self._admin_hash)
+        if not row.token_id.startswith(ADMIN_FILE):
+            return True
+        digest = self._admin_hash
+        return digest is not None and row.token_id == file_token_id(digest)
 
     @contextlib.contextmanager
     def lasting(self, identity: Identity) -> Generator[StreamAuthorization]:

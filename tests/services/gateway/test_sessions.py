@@ -500,6 +500,16 @@ async def test_a_revoked_token_ends_its_sessions_and_no_other(harness: GatewayHa
             assert (await other.get("/v1/tasks")).status_code == 200
 
 
+async def test_a_tokens_session_gives_the_command_line_no_code(harness: GatewayHarness) -> None:
+    token = await harness.member("ann")
+    path = f"/v1/login/cli?challenge={'c' * 43}"
+    secret = await session(harness)
+    async with browser(harness, secret) as other, with_token(harness, token) as (client, _):
+        assert (await other.get(path)).status_code == 200
+        # As without a session: first a login, which this site has none of.
+        assert (await client.get(path)).status_code == 404
+
+
 async def test_a_tokens_session_sets_no_password(tmp_path: Path) -> None:
     async with GatewayHarness(tmp_path, {"passwords": True}).running() as harness:
         token = await harness.member("ann")
