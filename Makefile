@@ -159,6 +159,25 @@ $(SUBSCRIBERS)/node_modules/.set-up: $(SUBSCRIBERS)/package.json $(SUBSCRIBERS)/
 test-login: $(STAMP) $(PROVIDER)/node_modules/.set-up $(SUBSCRIBERS)/node_modules/.set-up ## With node: login at npm's oidc-provider, events with NATS's own client, AsyncAPI's schema
 	@$(BIN)/python -m pytest -m "login and not keycloak" tests/login tests/integration/test_subscribers.py tests/tools/test_events_page.py
 
+# The studio's pages, from the locked packages of studio/ (node 20 or newer, npm). What the gateway
+# serves is committed: nobody needs Node to run the platform.
+STUDIO := studio
+BUILT := services/gateway/studio/files
+$(STUDIO)/node_modules/.set-up: $(STUDIO)/package.json $(STUDIO)/package-lock.json
+	@cd $(STUDIO) && npm ci --silent --ignore-scripts
+	@touch $@
+
+.PHONY: studio test-studio
+studio: $(STAMP) $(STUDIO)/node_modules/.set-up ## The studio's pages: types from the OpenAPI document, check, build
+	@$(BIN)/python -m tools.openapi_document $(STUDIO)/node_modules/.openapi.json
+	@cd $(STUDIO) && npx openapi-typescript node_modules/.openapi.json -o src/api/generated.ts >/dev/null
+	@cd $(STUDIO) && npm run --silent types && npm run --silent build -- --logLevel warn
+
+test-studio: studio ## The studio: its built files are fresh, parts, and each view in Chromium (CHROMIUM=)
+	@test -z "$$(git status --porcelain -- $(BUILT))" || \
+	  { git status --short -- $(BUILT); echo "$(BUILT) is not what studio/ builds: commit what make studio has written"; exit 1; }
+	@cd $(STUDIO) && npm test --silent && npm run --silent test:browser
+
 .PHONY: keycloak test-keycloak
 keycloak: $(STAMP) ## Only Keycloak's distribution, in the folder of caches (java, mvn)
 	@$(BIN)/python -m tools.keycloak >/dev/null

@@ -6,11 +6,6 @@
 # The secrets are optional and only seen by the build: pip's settings and certificates, where a
 # machine has its own. With one SOURCE_DATE_EPOCH two builds give the same layers.
 ARG BASE=python:3.11-slim-bookworm
-# An image with the web pages that the gateway serves in /opt/shiftwork/studio; the base has none.
-ARG STUDIO=${BASE}
-
-FROM ${STUDIO} AS studio
-RUN ["mkdir", "-p", "/opt/shiftwork/studio"]
 
 FROM ${BASE} AS tools
 RUN ["python3", "-m", "venv", "/opt/pip"]
@@ -67,7 +62,6 @@ RUN stdlib="$(PYTHONDONTWRITEBYTECODE=1 python3 -c 'import sysconfig; print(sysc
  && mkdir -p /opt/shiftwork /var/lib/shiftwork/work \
  && chown 10001:10001 /var/lib/shiftwork && chmod 1777 /var/lib/shiftwork/work
 COPY --from=packages /opt/shiftwork/venv /opt/shiftwork/venv
-COPY --from=studio /opt/shiftwork/studio /opt/shiftwork/studio
 COPY --from=sdk /opt/shiftwork/sdk /opt/shiftwork/sdk
 COPY --from=code /opt/shiftwork/bin /opt/shiftwork/bin
 COPY --from=code /opt/shiftwork/app /opt/shiftwork/app

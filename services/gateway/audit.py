@@ -33,7 +33,7 @@ ACTIONS = (
     # By rules, not by requests.
     *("abnormal.cordon", "abnormal.lower_priority", "abnormal.preempt", "abnormal.stop"),
     *("dead-letters.discard", "dead-letters.replay"),
-    *("login.cli", "login.oidc", "login.password"),
+    *("login.cli", "login.oidc", "login.password", "login.token"),
     *("node.drain", "node.labels", "node.schedulable.False", "node.schedulable.True"),
     *("notification.remove", "notification.replay", "notification.set"),
     *("node.taints", "policy.set", "policy.take_away", "quota.expire", "quota.set"),

@@ -69,6 +69,7 @@ SESSION_OVER = "this session is over; log in again"
 FIRST_ADMIN = "admin"
 # The token id of the first administrator's file, which speaks for whoever runs the machine.
 ADMIN_FILE = "admin-token-file"
+FILE_TOKEN_CHARACTERS = 16
 # Seconds between checks that the tokens of open streams are still valid.
 WATCH_SECONDS = 1.0
 _log = structlog.stdlib.get_logger(__name__)
@@ -89,6 +90,8 @@ class Identity:
     digest: str = field(default="", repr=False)
     # A browser's session: ``token_id`` and ``digest`` are the session's.
     is_session: bool = False
+    # A session that was made with a token.
+    is_of_token: bool = False
     # What the token is good for; none: all that its user may do.
     scopes: tuple[Scope, ...] = ()
     # Where and how the user's tasks are submitted that do not say so; empty: as the platform's.
@@ -109,9 +112,11 @@ class Identity:
 
     @property
     def is_limited(self) -> bool:
-        """True for a token with scopes or an expiry: it must not set a password, whose sessions
-        have neither."""
-        return not self.is_session and (bool(self.scopes) or self.expires_at is not None)
+        """True for a token with scopes or an expiry, and for a session that was made with a token:
+        it must not set a password, whose sessions do not end with that."""
+        if self.is_session:
+            return self.is_of_token
+        return bool(self.scopes) or self.expires_at is not None
 
     @property
     def reach(self) -> Reach:
@@ -345,12 +350,23 @@ class Authenticator:
             use = await tx.get(TokenUseRow, row.id) if row is not None else None
             user = await tx.get(UserRow, row.user) if row is not None else None
             team = await _team_of(tx, user)
-        if row is None or user is None:
+        if row is None or user is None or not self._is_token_known(row):
             raise unauthenticated(SESSION_OVER)
         use = self._use_of(row.id, {row.id: use})
         until = ends_at(row, use, self._session_idle_seconds)
         made_by = f"session ({row.made_by})"
-        return _identity(user, team, row.id, made_by, until, digest=digest, is_session=True)
+        identity = _identity(
+            user, team, row.id, made_by, until, digest=digest, is_session=True, scopes=row.scopes
+        )
+        return replace(identity, is_of_token=bool(row.token_id))
+
+    def _is_token_known(self, row: SessionRow) -> bool:
+        """False for a session made with an administrator's token whose file has changed. Sessions
+        of other tokens are deleted with them."""
+        if not row.token_id.startswith(ADMIN_FILE):
+            return True
+        digest = self._admin_hash
+        return digest is not None and row.token_id == file_token_id(digest)
 
     @contextlib.contextmanager
     def lasting(self, identity: Identity) -> Generator[StreamAuthorization]:
@@ -516,6 +532,18 @@ def _disabled(name: str) -> ProblemError:
     return ProblemError(UNAUTHENTICATED, detail, [error], headers=CHALLENGE).of(name)
 
 
+def file_token_id(digest: str) -> str:
+    """What a session notes of the administrator's token that it was made with: with another token
+    in the file, it is over."""
+    return f"{ADMIN_FILE}:{digest[:FILE_TOKEN_CHARACTERS]}"
+
+
+def session_token_id(token: Identity) -> str:
+    """What a session notes of the token that it was made with."""
+    is_file = token.token_id == ADMIN_FILE
+    return file_token_id(token.digest) if is_file else token.token_id
+
+
 def _identity(
     user: UserRow,
     team: TeamRow,
@@ -546,10 +574,10 @@ def _identity(
         expires_at,
         digest,
         is_session,
-        known,
-        user.default_group or team.default_group,
-        user.default_priority or team.default_priority,
-        _of_team(user),
+        scopes=known,
+        default_group=user.default_group or team.default_group,
+        default_priority=user.default_priority or team.default_priority,
+        defaults_of_team=_of_team(user),
     )
 
 

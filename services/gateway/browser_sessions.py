@@ -144,22 +144,29 @@ async def begin(
     user: str,
     address: str,
     by: str,
+    token_id: str = "",
+    scopes: tuple[str, ...] = (),
+    token_expires_at: datetime | None = None,
 ) -> list[SessionRow]:
-    """Begin a session. The oldest ones of the user end if there are too many; returns them."""
+    """Begin a session. The oldest ones of the user end if there are too many; returns them. Made
+    with a token, it may do no more than that token, and ends with it."""
     rows = await tx.select(
         SessionRow, Where("user", Op.EQ, user), order_by=(Order("created_at"), Order("id"))
     )
     ended = rows[: max(0, len(rows) - settings.sessions_per_user_max + 1)]
     for row in ended:
         end(tx, row)
+    longest = tx.now + timedelta(seconds=settings.session_seconds)
     row = SessionRow(
         secret_hash=session_hash(secret),
         id=session_id,
         user=user,
         created_at=tx.now,
-        expires_at=tx.now + timedelta(seconds=settings.session_seconds),
+        expires_at=min(filter(None, (longest, token_expires_at))),
         address=address,
         made_by=by,
+        token_id=token_id,
+        scopes=scopes,
     )
     tx.put(row)
     return ended
@@ -169,6 +176,13 @@ def end(tx: Tx, row: SessionRow) -> None:
     """End a session."""
     tx.delete(SessionRow, row.secret_hash)
     tx.delete(TokenUseRow, row.id)
+
+
+async def end_of_token(tx: Tx, user: str, token_id: str) -> None:
+    """End the sessions that a user has made with a token."""
+    for row in await tx.select(SessionRow, Where("user", Op.EQ, user)):
+        if row.token_id == token_id:
+            end(tx, row)
 
 
 async def end_all(tx: Tx, user: str, but: str = "") -> None:

@@ -370,8 +370,11 @@ class SessionRow:
     created_at: datetime
     expires_at: datetime
     address: str
-    # ``oidc`` or ``password``.
+    # ``oidc``, ``password`` or ``token``.
     made_by: str
+    # The token that it was made with; it ends with that, and may do no more.
+    token_id: str = ""
+    scopes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

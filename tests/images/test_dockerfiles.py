@@ -44,10 +44,9 @@ def test_shellcheck_finds_nothing() -> None:
 def test_an_ordinary_public_base_is_the_default(image: Image) -> None:
     text = image.dockerfile.read_text()
     assert f"ARG BASE={PUBLIC_BASE}\n" in text
-    # Every stage is based on it; no other image is pulled but the studio's, if one is named.
+    # Every stage is based on it; no other image is pulled.
     assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) <= {
         "${BASE}",
-        "${STUDIO}",
         "tools",
     }
 

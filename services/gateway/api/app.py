@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
+from services.gateway import studio
 from services.gateway.api import (
     abnormal,
     audit_trail,
@@ -149,7 +150,10 @@ async def _on_validation(request: Request, error: Any) -> Response:  # noqa: ANN
 
 
 async def _on_http(request: Request, error: Any) -> Response:  # noqa: ANN401 - as Starlette calls it
-    """What the framework refuses by itself: no such route, no such method, no JSON."""
+    """What the framework refuses by itself: no such route, no such method, no JSON. Where the API
+    has no route, the studio may have a file or a view."""
+    if error.status_code == 404 and (found := studio.answer(request)) is not None:  # noqa: PLR2004
+        return found
     kind = BY_STATUS.get(error.status_code, MALFORMED if error.status_code < 500 else INTERNAL)  # noqa: PLR2004 - HTTP
     fix = FIXES.get(error.status_code, "correct the request")
     detail = f"{request.method} {request.url.path[:200]}: {error.detail}; {fix}"

@@ -100,9 +100,11 @@ async def _logged_in(parts: Context, request: Request, address: str) -> Identity
     if not secret:
         return None
     try:
-        return await parts.authenticator.session(secret, address)
+        found = await parts.authenticator.session(secret, address)
     except ProblemError:
         return None
+    # A code is good for all that its user may do; who has shown a token has shown less.
+    return None if found.is_of_token else found
 
 
 def _to_login(parts: Context, challenge: str, name: str) -> Response:

@@ -28,11 +28,11 @@ from services.gateway.api.deps import (
     router_of,
 )
 from services.gateway.api.guard import address_of
-from services.gateway.api.sessions import current
 from services.gateway.audit import audit
-from services.gateway.auth import Identity, unauthenticated
+from services.gateway.auth import Identity, session_token_id, unauthenticated
 from services.gateway.bodies import PasswordLoginBody
 from services.gateway.external_users import Account, Admitted, account_of, user_of
+from services.gateway.json_values import rfc3339
 from services.gateway.login_delays import network_of
 from services.gateway.oidc import (
     BEGIN,
@@ -144,11 +144,11 @@ async def end_oidc(request: Request, parts: Parts) -> Response:
             tx.put(LoginUseRow(used, tx.now))
             admitted = await user_of(tx, settings, account)
             _audit_login(parts, tx, admitted, account, address)
-            return await _begin(parts, tx, admitted.user, address, "oidc")
+            return await begin(parts, tx, admitted.user, address, "oidc")
 
     secret = await retried(write)
     reply = _redirect(login.next)
-    _give(parts, request, reply, secret)
+    give(parts, request, reply, secret)
     reply.headers.append(
         "set-cookie", browser_sessions.set_cookie(settings, request.scope, "", 0, STATE_COOKIE)
     )
@@ -169,7 +169,7 @@ def _audit_login(
         entries.append(("user.change", user.name, views.user(before), views.user(user)))
     if admitted.is_linked:
         entries.append(("user.link", user.name, None, None))
-    identity = _identity(user, address, "")
+    identity = identity_of(user, address, "")
     detail = f"{account.issuer} subject {account.subject}"
     for action, target, was, now in entries:
         audit(
@@ -244,19 +244,30 @@ async def _log_in(
                     raise unauthenticated("user or password are wrong")
                 if fresh is not None:
                     tx.put(replace(row, hash=fresh))
-                secret = await _begin(parts, tx, user, address, "password")
+                secret = await begin(parts, tx, user, address, "password")
                 found = await tx.get(SessionRow, browser_sessions.session_hash(secret))
                 assert found is not None
                 return user, found, secret
 
         user, session, secret = await retried(write)
-    identity = replace(_identity(user, address, session.id), expires_at=session.expires_at)
+    identity = replace(identity_of(user, address, session.id), expires_at=session.expires_at)
     reply = answer(current(identity, secret))
-    _give(parts, request, reply, secret)
+    give(parts, request, reply, secret)
     return reply
 
 
-def _give(parts: Context, request: Request, reply: Response, secret: str) -> None:
+def current(identity: Identity, secret: str) -> dict[str, object]:
+    """A session or token as its user sees it; ``secret`` is the session's."""
+    return {
+        "user": identity.user,
+        "role": identity.role,
+        "team": identity.team or None,
+        "csrf": browser_sessions.csrf_of(secret) if secret else None,
+        "expires_at": rfc3339(identity.expires_at),
+    }
+
+
+def give(parts: Context, request: Request, reply: Response, secret: str) -> None:
     """The session's cookie."""
     seconds = parts.settings.session_seconds
     cookie = browser_sessions.set_cookie(parts.settings, request.scope, secret, seconds)
@@ -264,15 +275,32 @@ def _give(parts: Context, request: Request, reply: Response, secret: str) -> Non
     reply.headers["cache-control"] = "no-store"
 
 
-async def _begin(parts: Context, tx: Tx, user: UserRow, address: str, by: str) -> str:
+async def begin(
+    parts: Context,
+    tx: Tx,
+    user: UserRow,
+    address: str,
+    by: str,
+    *,
+    token: Identity | None = None,
+) -> str:
     """A session of this user, with its entry in the audit trail, and those of the sessions that it
-    ends. Returns its secret."""
+    ends. Returns its secret. ``token``: with which it is made."""
     secret = secrets.token_urlsafe(SECRET_BYTES)
     session_id = parts.mint.id()
     ended = await browser_sessions.begin(
-        tx, parts.settings, secret, session_id, user=user.name, address=address, by=by
+        tx,
+        parts.settings,
+        secret,
+        session_id,
+        user=user.name,
+        address=address,
+        by=by,
+        token_id=session_token_id(token) if token else "",
+        scopes=token.scopes if token else (),
+        token_expires_at=token.expires_at if token else None,
     )
-    identity = _identity(user, address, session_id)
+    identity = identity_of(user, address, session_id)
     most = parts.settings.sessions_per_user_max
     for row in ended:
         audit(
@@ -287,7 +315,7 @@ async def _begin(parts: Context, tx: Tx, user: UserRow, address: str, by: str) -
     return secret
 
 
-def _identity(user: UserRow, address: str, session_id: str) -> Identity:
+def identity_of(user: UserRow, address: str, session_id: str) -> Identity:
     """Who logs in, for the audit trail and the answer."""
     return Identity(
         user.name, Role(user.role), user.team, session_id, address=address, is_session=True

@@ -40,7 +40,7 @@ class Session(TypedDict):
 
     id: str
     user: str
-    made_by: Literal["oidc", "password"]
+    made_by: Literal["oidc", "password", "token"]
     created_at: str
     expires_at: str
     last_used_at: str | None

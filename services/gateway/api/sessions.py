@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fastapi import Request
 from starlette.responses import Response
 
@@ -15,30 +17,28 @@ from services.gateway.api.deps import (
     allows,
     answer,
     answer_page,
+    retried,
     router_of,
 )
+from services.gateway.api.login import begin, current, give
 from services.gateway.audit import audit
-from services.gateway.auth import Identity
-from services.gateway.browser_sessions import cookie_of, csrf_of, end, ends_at, set_cookie
+from services.gateway.auth import Identity, unauthenticated
+from services.gateway.browser_sessions import (
+    cookie_of,
+    end,
+    ends_at,
+    require_own_site,
+    session_hash,
+    set_cookie,
+)
 from services.gateway.json_values import rfc3339
 from services.gateway.permissions import Action, Reach
 from services.gateway.problems import CONFLICT, ProblemError, absent
-from services.gateway.rows import SessionRow, TokenUseRow
+from services.gateway.rows import SessionRow, TokenUseRow, UserRow
 from services.gateway.store import NEWEST
 
 LOGOUT_HEADER = "x-shiftwork-logout"
 router = router_of("login")
-
-
-def current(identity: Identity, secret: str) -> dict[str, object]:
-    """A session or token as its user sees it; ``secret`` is the session's."""
-    return {
-        "user": identity.user,
-        "role": identity.role,
-        "team": identity.team or None,
-        "csrf": csrf_of(secret) if secret else None,
-        "expires_at": rfc3339(identity.expires_at),
-    }
 
 
 @router.get("/session", response_model=shapes.CurrentSession)
@@ -48,6 +48,32 @@ async def read_session(request: Request, caller: Caller, parts: Parts) -> Respon
     secret = cookie_of(parts.settings, request.scope) if caller.is_session else ""
     reply = answer(current(caller, secret))
     reply.headers["cache-control"] = "no-store"
+    return reply
+
+
+@router.post("/session", response_model=shapes.CurrentSession)
+@allows(Action.KNOW_ONESELF)
+async def log_in_with_token(request: Request, caller: Caller, parts: Parts) -> Response:
+    """Begin a browser's session with the bearer token of this request. The session may do what the
+    token may, and ends with it at the latest; only a login makes tokens and passwords that last
+    longer."""
+    if caller.is_session:
+        raise ProblemError(CONFLICT, "this browser has a session; log out first")
+    require_own_site(parts.settings, request.scope)
+
+    async def write() -> tuple[SessionRow, str]:
+        async with parts.store.transaction() as tx:
+            user = await tx.get(UserRow, caller.user)
+            if user is None or user.disabled:
+                raise unauthenticated(f"user {caller.user} is disabled")
+            secret = await begin(parts, tx, user, caller.address, "token", token=caller)
+            row = await tx.get(SessionRow, session_hash(secret))
+            assert row is not None
+            return row, secret
+
+    row, secret = await retried(write)
+    reply = answer(current(replace(caller, expires_at=row.expires_at), secret))
+    give(parts, request, reply, secret)
     return reply
 
 

@@ -29,6 +29,7 @@ from services.gateway.api.query_parameters import NameQuery
 from services.gateway.audit import audit
 from services.gateway.auth import Identity, not_permitted, token_hash
 from services.gateway.bodies import TokenBody
+from services.gateway.browser_sessions import end_of_token
 from services.gateway.permissions import (
     Action,
     Reach,
@@ -172,7 +173,7 @@ def _expiry(
     """When a new token expires: at the latest with the caller's. A browser's session is no bound,
     because its user has logged in; ``login_seconds`` is."""
     seconds = body.expires_in_seconds
-    if caller.is_session:
+    if caller.is_session and not caller.is_of_token:
         if seconds is not None and seconds > login_seconds:
             message = "is longer than a token that a browser's session makes may last"
             fix = f"give at most {int(login_seconds)} s, or use a token"
@@ -199,6 +200,7 @@ async def revoke_token(token_id: str, caller: Caller, parts: Parts) -> Response:
             raise absent("token_id", "token", token_id)
         if row.revoked_at is None:
             after = replace(row, revoked_at=tx.now)
+            await end_of_token(tx, row.user, row.id)
             tx.put(after)
             audit(
                 tx,

@@ -149,6 +149,7 @@ CASES = [
     Case("POST", "/v1/tokens", {"user": "ann"}, 201),
     Case("DELETE", "/v1/tokens/{token}", None, 204, foreign=404),
     Case("GET", "/v1/session"),
+    Case("POST", "/v1/session"),
     # These callers have tokens, not sessions.
     Case("DELETE", "/v1/session", None, 409, foreign=409),
     Case("GET", "/v1/sessions", foreign=200),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from services.gateway import browser_sessions
+from services.gateway.main import _authenticator
 from services.gateway.problems import ProblemError
 from services.gateway.rows import SessionRow, TokenUseRow
 from services.gateway.settings import GatewaySettings
@@ -408,3 +411,124 @@ def test_an_empty_file_is_no_key(tmp_path: Path, name: str) -> None:
     assert without.queue_cursor_key() is None
     with pytest.raises(ValueError, match="run_token_key_file"):
         without.login_state_key()
+
+
+@asynccontextmanager
+async def with_token(
+    harness: GatewayHarness, token: str
+) -> AsyncIterator[tuple[httpx.AsyncClient, dict[str, Any]]]:
+    """A browser that has logged in with a token, and the answer to that."""
+    shown = {"authorization": f"Bearer {token}", "origin": ORIGIN}
+    async with harness.client(None) as client:
+        reply = await client.post("/v1/session", headers=shown)
+        assert reply.status_code == 200, reply.text
+        given = reply.json()
+        assert token not in reply.text
+        cookie = reply.headers["set-cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=Lax" in cookie
+        assert token not in cookie
+        assert reply.headers["cache-control"] == "no-store"
+        client.headers.update({browser_sessions.CSRF_HEADER: given["csrf"], "origin": ORIGIN})
+        yield client, given
+
+
+async def test_a_token_begins_a_session_that_is_audited(harness: GatewayHarness) -> None:
+    token = await harness.member("ann", team="vision")
+    async with with_token(harness, token) as (client, given), harness.client() as admin:
+        assert (given["user"], given["role"], given["team"]) == ("ann", "user", "vision")
+        # Reading it says when it ends if it is not used again.
+        now = (await client.get("/v1/session")).json()
+        assert now.pop("expires_at") < given.pop("expires_at")
+        assert now == given
+        made = await client.post("/v1/tasks", json={"command": ["x"]})
+        assert (made.status_code, made.json()["owner"]) == (201, "ann")
+        del client.headers[browser_sessions.CSRF_HEADER]
+        assert (await client.post("/v1/tasks", json={"command": ["x"]})).status_code == 403
+        (row,) = (await client.get("/v1/sessions")).json()["items"]
+        assert row["made_by"] == "token"
+        audited = (await admin.get("/v1/audit", params={"action": "login.token"})).json()["items"]
+        assert [entry["who"] for entry in audited] == ["ann"]
+
+
+async def test_another_sites_page_and_a_session_cannot_begin_one(harness: GatewayHarness) -> None:
+    token = await harness.member("ann")
+    async with harness.client(token) as program:
+        foreign = {"origin": "http://elsewhere.test"}
+        assert (await program.post("/v1/session", headers=foreign)).status_code == 403
+    async with with_token(harness, token) as (client, _):
+        assert (await client.post("/v1/session")).status_code == 409
+
+
+async def test_a_tokens_session_has_its_scopes_and_expiry(harness: GatewayHarness) -> None:
+    token = await harness.member("ann")
+    body = {"name": "reader", "scopes": ["read"], "expires_in_seconds": 600}
+    async with harness.client(token) as program:
+        reader = (await program.post("/v1/tokens", json=body)).json()
+    async with with_token(harness, reader["token"]) as (client, given):
+        assert given["expires_at"] == reader["expires_at"]
+        assert (await client.get("/v1/tasks")).status_code == 200
+        assert (await client.post("/v1/tasks", json={"command": ["x"]})).status_code == 403
+        harness.clock.advance(601)
+        assert (await client.get("/v1/tasks")).status_code == 401
+
+
+async def test_a_tokens_session_makes_nothing_that_lasts_longer(harness: GatewayHarness) -> None:
+    token = await harness.member("ann")
+    body = {"name": "short", "expires_in_seconds": 600}
+    async with harness.client(token) as program:
+        short = (await program.post("/v1/tokens", json=body)).json()
+    async with with_token(harness, short["token"]) as (client, _):
+        made = await client.post("/v1/tokens", json={"name": "kept"})
+        assert made.status_code in {201, 403, 422}
+        if made.status_code == 201:
+            assert made.json()["expires_at"] == short["expires_at"]
+        longer = {"name": "longer", "expires_in_seconds": 86_400}
+        assert (await client.post("/v1/tokens", json=longer)).status_code != 201
+
+
+async def test_a_revoked_token_ends_its_sessions_and_no_other(harness: GatewayHarness) -> None:
+    token = await harness.member("ann")
+    async with harness.client(token) as program:
+        second = (await program.post("/v1/tokens", json={"name": "second"})).json()
+        async with (
+            with_token(harness, second["token"]) as (client, _),
+            with_token(harness, token) as (other, _),
+        ):
+            assert (await program.delete(f"/v1/tokens/{second['id']}")).status_code == 204
+            assert (await client.get("/v1/tasks")).status_code == 401
+            assert (await other.get("/v1/tasks")).status_code == 200
+
+
+async def test_a_tokens_session_gives_the_command_line_no_code(harness: GatewayHarness) -> None:
+    token = await harness.member("ann")
+    path = f"/v1/login/cli?challenge={'c' * 43}"
+    secret = await session(harness)
+    async with browser(harness, secret) as other, with_token(harness, token) as (client, _):
+        assert (await other.get(path)).status_code == 200
+        # As without a session: first a login, which this site has none of.
+        assert (await client.get(path)).status_code == 404
+
+
+async def test_a_tokens_session_sets_no_password(tmp_path: Path) -> None:
+    async with GatewayHarness(tmp_path, {"passwords": True}).running() as harness:
+        token = await harness.member("ann")
+        password = {"password": "a long password"}
+        async with with_token(harness, token) as (client, _):
+            assert (await client.put("/v1/users/ann/password", json=password)).status_code == 403
+
+
+async def test_another_administrators_token_in_the_file_ends_sessions(
+    harness: GatewayHarness, tmp_path: Path
+) -> None:
+    async with with_token(harness, ADMIN_TOKEN) as (client, given):
+        assert given["role"] == "admin"
+        assert (await client.get("/v1/users")).status_code == 200
+    secret = client.cookies["shiftwork"]
+    gate = _authenticator(harness.settings, harness.gateway.ports)
+    assert (await gate.session(secret, "here")).role == "admin"
+    # Another token in the file, and another process of the gateway.
+    (tmp_path / "admin-token").write_text("swt_another\n")
+    gate = _authenticator(harness.settings, harness.gateway.ports)
+    with pytest.raises(ProblemError, match="this session is over"):
+        await gate.session(secret, "here")

@@ -30,6 +30,7 @@ AUDIT_ACTIONS = (
     "login.cli",
     "login.oidc",
     "login.password",
+    "login.token",
     "node.drain",
     "node.labels",
     "node.schedulable.False",

@@ -777,6 +777,14 @@ class AsyncSession(AsyncResource):
         GET /v1/session"""
         return await self._json(Operation("GET", "/v1/session", repeatable=True), {}, {}, {})
 
+    async def create(self) -> types.CurrentSession:
+        """Begin a browser's session with the bearer token of this request. The session may do what the
+        token may, and ends with it at the latest; only a login makes tokens and passwords that last
+        longer.
+
+        POST /v1/session"""
+        return await self._json(Operation("POST", "/v1/session", repeatable=False), {}, {}, {})
+
     async def clear(self) -> None:
         """Log out: this browser's session ends, and with it the streams that it has opened. The header
         ``x-shiftwork-logout`` has the provider's page on which the browser can log out there, too.

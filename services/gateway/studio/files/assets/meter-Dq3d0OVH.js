@@ -1,0 +1,1 @@
+import{P as e}from"./index-DmOtD3Ex.js";var t=e();function n(e){return(0,t.jsxs)(`div`,{className:`meter`,children:[(0,t.jsx)(`span`,{children:e.label}),(0,t.jsx)(`meter`,{"aria-label":e.label,min:0,max:Math.max(1,e.total),value:e.used}),(0,t.jsxs)(`span`,{children:[e.used,` / `,e.total]})]})}export{n as t};
