@@ -31,6 +31,8 @@ PART_BYTES_MAX = 256
 # So many texts are searched, because each costs time; the values themselves before encoded forms,
 # and of each value the first ones before more of another one.
 FORMS_MAX = 256
+# Of so many values at least the first line is searched, although that is more.
+VALUES_MAX = 2048
 # So much of the beginning of a value may be shown: an unfinished line often ends with a letter
 # with which some value begins.
 SHOWN_BYTES_MAX = 2
@@ -52,7 +54,7 @@ def secret_forms(values: Iterable[str]) -> tuple[bytes, ...]:
     values = tuple(values)
     found = dict.fromkeys(_in_turn(_long(_lines(value)) for value in values))
     found |= dict.fromkeys(_in_turn(_long(_encoded(value)) for value in values))
-    return tuple(found)[:FORMS_MAX]
+    return tuple(found)[: max(FORMS_MAX, min(len(values), VALUES_MAX))]
 
 
 def _long(forms: Iterable[bytes]) -> Iterable[bytes]:

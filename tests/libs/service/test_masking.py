@@ -318,6 +318,12 @@ def test_values_come_before_their_encoded_forms_where_there_are_too_many() -> No
     assert secret_forms(values) == tuple(value.encode() for value in values)
 
 
+def test_each_value_is_masked_however_many_there_are() -> None:
+    values = [f"value-number-{number}-{number:05d}" for number in range(FORMS_MAX + 100)]
+    assert secret_forms(values) == tuple(value.encode() for value in values)
+    assert mask(" ".join(values), *values).strip() == " ".join(["***"] * len(values))
+
+
 def test_a_value_of_many_lines_leaves_the_other_values_masked() -> None:
     long = "\n".join(f"line-of-the-key-{number}" for number in range(FORMS_MAX + 50))
     for values in ([long, "hunter2secret"], ["hunter2secret", long]):
