@@ -1738,6 +1738,7 @@ class ReportedStep(Message):
 
     task_id: str = ""
     step: float = 0.0
+    attempt: int | None = None
 
 
 class ReadStepsReply(Message):

@@ -808,6 +808,7 @@ ROUTES: dict[type[m.Message], Route] = {
 
 # By message, the fields that monitoring users do not get.
 WITHHELD: dict[type[m.Message], tuple[str, ...]] = {
+    m.Reason: ("names",),
     m.Role: ("command", "env", "args"),
     m.Override: ("command", "env"),
     m.DebugProgram: ("command", "args"),
@@ -816,6 +817,7 @@ WITHHELD: dict[type[m.Message], tuple[str, ...]] = {
     m.TaskWarning: ("value",),
     m.Checkpoint: ("uri",),
     m.RunExit: ("detail",),
+    m.AbnormalTaskChanged: ("detail",),
     m.RunDelayed: ("detail",),
     m.RankRestarted: ("detail",),
     m.RunYielded: ("reason",),

@@ -22,11 +22,11 @@ class ReportedSteps:
         """Those of the tasks that have reported a finite one."""
         async with self.store.transaction() as tx:
             found = await rows_of.progress_of(tx, query.task_ids[:TASKS_MAX])
-        steps = {task_id: row.latest.get("step") for task_id, row in sorted(found.items())}
+        steps = ((row, row.latest.get("step")) for _, row in sorted(found.items()))
         return ReadStepsReply(
             steps=tuple(
-                ReportedStep(task_id=task_id, step=step)
-                for task_id, step in steps.items()
+                ReportedStep(task_id=row.task_id, step=step, attempt=row.attempt)
+                for row, step in steps
                 if step is not None and math.isfinite(step)
             )
         )

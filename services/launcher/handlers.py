@@ -69,6 +69,7 @@ from services.launcher.domain.model import (
 from services.launcher.domain.run_lifecycle import LIVE, Trigger, move
 from services.launcher.hosts import LOCAL, Network
 from services.launcher.role_overrides import in_debug_mode
+from services.launcher.run_masks import RunMasks
 
 
 async def on_run_assigned(tx: Tx, event: RunAssigned | RunResumed) -> None:
@@ -178,7 +179,7 @@ def _with_request(
     return replace(known, run=replace(run, preempt_requested_at=ordered_after(now, run.ending_at)))
 
 
-async def yield_run(tx: Tx, command: YieldRun) -> YieldRunReply:
+async def yield_run(tx: Tx, command: YieldRun, masks: RunMasks) -> YieldRunReply:
     """Record that the program of the live attempt hands its nodes over on its own.
 
     Where a preemption is under way already, this is its acknowledgement. Of a run that is being
@@ -200,7 +201,7 @@ async def yield_run(tx: Tx, command: YieldRun) -> YieldRunReply:
     if run.preempt_requested_at is not None:
         tx.put(replace(run, acked_at=tx.now))
         return YieldRunReply()
-    reason = " ".join(command.reason.split())[:YIELD_REASON_MAX]
+    reason = masks.text(run, " ".join(command.reason.split()))[:YIELD_REASON_MAX]
     run = replace(run, yield_requested_at=tx.now, yield_reason=reason)
     tx.put(run)
     for event in _yielded(run):
@@ -301,6 +302,7 @@ class Commands:
 
     runtime: str
     reemit_runs_max: int
+    masks: RunMasks
     network: Network = LOCAL
 
     def table(self) -> Mapping[type[Message], CommandHandler]:
@@ -308,7 +310,7 @@ class Commands:
         return {
             AckCheckpoint: ack_checkpoint,
             ReportReady: report_ready,
-            YieldRun: yield_run,
+            YieldRun: self.yield_run,
             SetLifeState: life_states.set_life_state,
             GetLifeState: life_states.get_life_state,
             PrepareContinuation: life_states.prepare_continuation,
@@ -316,6 +318,10 @@ class Commands:
             SetNodeMarks: set_node_marks,
             Reemit: self.reemit,
         }
+
+    async def yield_run(self, tx: Tx, command: YieldRun) -> YieldRunReply:
+        """A program hands its nodes over on its own."""
+        return await yield_run(tx, command, self.masks)
 
     async def reemit(self, tx: Tx, _command: Reemit) -> ReemitReply:
         """Publish the inventory again, and the start and end of every remembered run, and which

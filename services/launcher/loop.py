@@ -54,6 +54,7 @@ from services.launcher.domain.worklist import Outcome, Worklist
 from services.launcher.hosts import Host, Leased, Network, PortKey, leased_ports, port_keys
 from services.launcher.probes import Prober, probe_targets
 from services.launcher.recording import record
+from services.launcher.run_masks import RunMasks
 from services.launcher.run_orders import Site, build_order
 from services.launcher.run_traces import RunTraces, Traceparents, run_traceparent
 from services.launcher.runtimes.port import (
@@ -139,6 +140,7 @@ class Launcher:
         # Nodes that could not start a run at the last try.
         self._unable: dict[RunId, frozenset[str]] = {}
         self._prober = Prober()
+        self._masks = RunMasks(self.site)
         # Why each run that waits to start does not, and the problem that was known then.
         self._delays: dict[RunId, KnownDelay] = {}
         # Rank and start of processes that have answered a probe, until their runs have started.
@@ -449,7 +451,7 @@ class Launcher:
         done = await asyncio.gather(*(one(task) for task in tasks))
         self._done |= {action for action in done if isinstance(action, End | EndRanks | Signal)}
         try:
-            listing = await self.runtime.list()
+            listing = self._masks.listing(await self.runtime.list(), self._work.runs)
         except RuntimeUnavailableError as problem:
             # Earlier scans justify nothing new: actions continue when the runtime answers.
             self.log.warning("cannot scan the runtime", problem=str(problem))
@@ -555,13 +557,16 @@ class Launcher:
                     keep = exits.is_kept(run.exit if run is not None else None)
                     await self.runtime.forget(action.run_id, task.node_ids, keep=keep)
         except LaunchRefusedError as problem:
-            self.log.warning("launch refused", run=str(action.run_id), problem=str(problem))
-            self._refused[action.run_id] = problem.refused
+            assert run is not None, "only a known run is launched"
+            refused = replace(problem.refused, text=self._masks.text(run, problem.refused.text))
+            self.log.warning("launch refused", run=str(action.run_id), problem=refused.text)
+            self._refused[action.run_id] = refused
             # Not at once again, where something delays the end that this leads to.
             self._try_later(action)
             return None
         except (RuntimeUnavailableError, RuntimeDeniedError) as problem:
-            self._note_failure(action, problem)
+            text = str(problem) if run is None else self._masks.text(run, str(problem))
+            self._note_failure(action, problem, text)
             return None
         self._problems.pop(action, None)
         if isinstance(action, Launch):
@@ -609,16 +614,16 @@ class Launcher:
         doubled = self.limits.retry_first_seconds * 2.0 ** min(failures, 16)
         return min(self.limits.retry_most_seconds, doubled)
 
-    def _note_failure(self, action: Action, problem: Exception) -> None:
+    def _note_failure(self, action: Action, problem: Exception, text: str) -> None:
         self._try_later(action)
-        self._problems[action] = str(problem)
+        self._problems[action] = text
         if isinstance(problem, StartFailedError):
             self._unable[action.run_id] = problem.node_ids
         self.log.warning(
             "not done, trying again",
             action=type(action).__name__.lower(),
             run=str(action.run_id),
-            problem=str(problem),
+            problem=text,
         )
 
 

@@ -30,6 +30,7 @@ from services.launcher.exec_sessions import ExecLimits, ExecSessions
 from services.launcher.handlers import HANDLERS, READS, Commands
 from services.launcher.local_nodes import pids_max, plan_nodes
 from services.launcher.loop import Launcher, Limits
+from services.launcher.run_masks import RunMasks
 from services.launcher.run_orders import Site
 from services.launcher.run_secrets import RunSecrets
 from services.launcher.run_traces import RunTraces
@@ -57,6 +58,7 @@ def build(settings: LauncherSettings, ports: Ports, *, runtime: Runtime | None =
     commands = Commands(
         runtime=runtime.name,
         reemit_runs_max=settings.reemit_runs_max,
+        masks=RunMasks(_site(settings)),
         network=launcher.network,
     )
     sessions = ExecSessions(

@@ -338,6 +338,8 @@ class ObservedRank:
     start: int = 0
     # The runtime itself probes its readiness, and finds it ready.
     ready: bool = False
+    # The end of the note, if the program wrote it; it may be the end alone of what that wrote.
+    words: str = ""
 
     @property
     def over(self) -> bool:

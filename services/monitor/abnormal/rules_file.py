@@ -25,11 +25,23 @@ FILE_BYTES_MAX = 262_144
 # Parts of the file, and what the names of each are.
 GROUPS, TEAMS = "groups", "teams"
 NAMES_OF = {GROUPS: "a group; give one of a node", TEAMS: "a team; give one of a user"}
+TEXT_TAG, MERGE_TAG = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
 ActionWord = Literal["notify", "tag", "lower_priority", "preempt", "stop", "cordon"]
 
 
 class RulesFileError(ValueError):
     """The file cannot be used; the text names the field, the value and the fix."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads each key as the text that it is: a group or team may be named 123, 0123 or on."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """See the library."""
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != MERGE_TAG:
+                key.tag = TEXT_TAG
+        return super().construct_mapping(node, deep=deep)
 
 
 class _Entry(BaseModel):
@@ -59,7 +71,8 @@ def _document(path: Path) -> Any:  # noqa: ANN401 - whatever the file has
     try:
         if path.stat().st_size > FILE_BYTES_MAX:
             raise RulesFileError(f"rules {path}: is larger than {FILE_BYTES_MAX} bytes")
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - it is a SafeLoader
     except OSError as error:
         raise RulesFileError(f"rules {path}: cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

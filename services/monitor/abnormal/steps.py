@@ -71,7 +71,13 @@ class Steps:
         query = ReadSteps(task_ids=tuple(row.task_id for row in rows))
         reply = await self.bus.request(query, timeout_s=ANSWER_SECONDS_MAX)
         assert isinstance(reply, ReadStepsReply), "the declared reply"
-        return {each.task_id: each.step for each in reply.steps}
+        attempts = {row.task_id: row.attempt for row in rows}
+        # A gateway of the version before does not say which attempt reported a step.
+        return {
+            each.task_id: each.step
+            for each in reply.steps
+            if each.attempt in (None, attempts.get(each.task_id))
+        }
 
     def of(self, row: FactsRow, now_s: float) -> Stall | None:
         """What is known of a task's steps now. None: nothing, or the gateway has not answered."""

@@ -1,7 +1,7 @@
 """How long a program has reported no new step. Pure. All times are steady seconds.
 
 A step is new if it is another one than before: a program may count again from 0 in each epoch. What
-counts begins with the present attempt, and only for a task that has reported a step at all.
+counts begins with the first step that the present attempt reports.
 """
 
 from __future__ import annotations

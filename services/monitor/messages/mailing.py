@@ -74,6 +74,8 @@ class _Tried:
     problem: str
     # Messages that the owner may not be sent, which are not in the mail, and why.
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
+    # The mail server was not asked: no mail was sent.
+    unsent: bool = False
 
 
 @dataclass
@@ -214,11 +216,12 @@ class Mailing:
         try:
             sifted = await self.recipients.sift(owner, chosen)
         except RecipientUnknownError as problem:
-            return _Tried(Result.UNKNOWN, str(problem))
+            return _Tried(Result.UNKNOWN, str(problem), unsent=True)
         if not sifted.messages:
-            return _Tried(Result.FORBIDDEN, "", sifted.refused)
+            return _Tried(Result.FORBIDDEN, "", sifted.refused, unsent=True)
         if not sifted.mail:
-            return _Tried(Result.GONE, f"{owner} has no mail address", sifted.refused)
+            problem = f"{owner} has no mail address"
+            return _Tried(Result.GONE, problem, sifted.refused, unsent=True)
         entries = [_entry(row) for row in sifted.messages]
         text = render(entries, self.settings.mail_messages_shown_max)
         mail = Mail(sifted.messages[0].mail_id, text)
@@ -235,16 +238,14 @@ class Mailing:
         forbidden = [row for row in waiting if row.id in tried.refused]
         tx.put(*(given_up(row, tx.now, tried.refused[row.id]) for row in forbidden))
         note_given_up(MAIL, GivenUp.NOT_WANTED, len(forbidden))
-        if tried.result is Result.FORBIDDEN:
+        box, result = await self._charge(tx, owner, tried)
+        if result is Result.FORBIDDEN:
             return
         left = [row for row in waiting if row.id not in tried.refused]
-        if tried.result is Result.UNKNOWN:
-            note(MAIL, tried.result, len(left))
+        note(MAIL, result, len(left))
+        if result is Result.UNKNOWN:
             await self._wait_for_gateway(tx, owner, left, tried.problem)
             return
-        box, result = await self._fail(tx, owner, tried.result)
-        note(MAIL, result, len(left))
-        self._note(result, tried.problem)
         happened_at = max(row.happened_at for row in rows)
         for before in left:
             row = replace(before, tries=before.tries + 1)
@@ -269,13 +270,26 @@ class Mailing:
     async def _wait_for_gateway(
         self, tx: Tx, owner: str, rows: Sequence[MessageRow], problem: str
     ) -> None:
-        """Hold back a person of whom the gateway does not say what may be sent. Nothing was sent:
-        neither a try nor the rate is used up."""
+        """Hold back a person of whom the gateway does not say what may be sent. No try is used
+        up."""
         tx.put(*(replace(row, problem=problem) for row in rows))
         box = await self._box(tx, owner)
         held_until = tx.now + timedelta(seconds=UNKNOWN_PAUSE_SECONDS)
-        rate_until = self._person.given_back(box.rate_until)
-        tx.put(replace(box, held_until=held_until, rate_until=rate_until))
+        tx.put(replace(box, held_until=held_until))
+
+    async def _charge(self, tx: Tx, owner: str, tried: _Tried) -> tuple[MailboxRow | None, Result]:
+        """Note for the person and the site how a try went, and return the mailbox that is held
+        back, if one is. What was not sent uses up neither rate, and tells nothing of the server."""
+        if not tried.unsent:
+            box, result = await self._fail(tx, owner, tried.result)
+            self._note(result, tried.problem)
+            return box, result
+        box, site = await self._box(tx, owner), await self._site_box(tx)
+        tx.put(
+            replace(box, rate_until=self._person.given_back(box.rate_until)),
+            replace(site, rate_until=self._site.given_back(site.rate_until)),
+        )
+        return None, tried.result
 
     def _server_pause(self, tries: int) -> timedelta:
         """The pause of a mail for which the server fails: others may go meanwhile, and end the

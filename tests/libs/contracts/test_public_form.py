@@ -30,23 +30,22 @@ PROTO = Path(__file__).parents[3] / "proto"
 # ``withheld``.
 PUBLIC_TEXTS = """
 AbnormalActionSettled.detail AbnormalActionSettled.node_id AbnormalActionSettled.rule
-AbnormalTaskChanged.detail AbnormalTaskChanged.rule AbnormalTaskChanged.suggestion Checkpoint.digest
-Checkpoint.task_id Completion.failure Completion.success Continuation.state_of Endpoint.address
-Endpoint.name Endpoint.role EnvSource.config_map EnvSource.field EnvSource.key EnvSource.name
-EnvSource.secret GoalChanged.changed_by InventoryListed.runtime ModeChanged.changed_by
-Node.gpu_model Node.group Node.labels Node.taints Placement.role PodRequest.capabilities
-PodRequest.image PodRequest.image_pull_policy PodRequest.image_pull_secrets PodRequest.resources
-PodRequest.storage PolicyChanged.group PolicyRecord.changed_by PolicyRecord.document
-PolicyRecord.group PolicyRecord.policy Port.name PreemptionPolicy.signal PriorityChanged.changed_by
-Quota.group Quota.team Quota.user QuotaChanged.changed_by QuotaChanged.group_token RankEnded.role
+AbnormalTaskChanged.rule AbnormalTaskChanged.suggestion Checkpoint.digest Checkpoint.task_id
+Completion.failure Completion.success Continuation.state_of Endpoint.address Endpoint.name
+Endpoint.role EnvSource.config_map EnvSource.field EnvSource.key EnvSource.name EnvSource.secret
+GoalChanged.changed_by InventoryListed.runtime ModeChanged.changed_by Node.gpu_model Node.group
+Node.labels Node.taints Placement.role PodRequest.capabilities PodRequest.image
+PodRequest.image_pull_policy PodRequest.image_pull_secrets PodRequest.resources PodRequest.storage
+PolicyChanged.group PolicyRecord.changed_by PolicyRecord.document PolicyRecord.group
+PolicyRecord.policy Port.name PreemptionPolicy.signal PriorityChanged.changed_by Quota.group
+Quota.team Quota.user QuotaChanged.changed_by QuotaChanged.group_token RankEnded.role
 RankErrorLines.kind RankErrorLines.role RankRestarted.node_id RankRestarted.role ReadyProbe.path
-ReadyProbe.port Reason.names Reason.numbers RestartRule.exit_codes Role.image Role.name
-Role.working_directory RunAssigned.team RunDelayed.node_ids RunExited.owner RunResumed.team
-RunStarted.owner StartsAfter.role TaskSpec.group TaskSpec.labels TaskSpec.name
-TaskSpec.node_selector TaskSpec.secret_env TaskSpec.tolerations TaskSpec.working_directory
-TaskStateChanged.group TaskStateChanged.owner TaskStateChanged.team TaskSubmitted.team
-TaskWarning.code TaskWarning.field TaskWarning.message UsageRecorded.group UsageRecorded.owner
-UsageRecorded.task_id UsageRecorded.team
+ReadyProbe.port Reason.numbers RestartRule.exit_codes Role.image Role.name Role.working_directory
+RunAssigned.team RunDelayed.node_ids RunExited.owner RunResumed.team RunStarted.owner
+StartsAfter.role TaskSpec.group TaskSpec.labels TaskSpec.name TaskSpec.node_selector
+TaskSpec.secret_env TaskSpec.tolerations TaskSpec.working_directory TaskStateChanged.group
+TaskStateChanged.owner TaskStateChanged.team TaskSubmitted.team TaskWarning.code TaskWarning.field
+TaskWarning.message UsageRecorded.group UsageRecorded.owner UsageRecorded.task_id UsageRecorded.team
 """
 
 

@@ -25,6 +25,7 @@ from services.launcher.domain.master_ports import PortRange
 from services.launcher.domain.reconcile import Policy
 from services.launcher.handlers import HANDLERS, Commands
 from services.launcher.loop import Launcher, Limits
+from services.launcher.run_masks import RunMasks
 from services.launcher.run_orders import Site
 from services.launcher.runtimes.fake import FakeRuntime
 from services.launcher.runtimes.fake_cluster import FakeCluster, Script
@@ -136,7 +137,7 @@ class LauncherHarness:
                 await HANDLERS[type(event)](tx, event)
 
     async def command(self, command: Message) -> Message:
-        table = Commands(runtime="fake", reemit_runs_max=100).table()
+        table = Commands("fake", 100, RunMasks(SITE)).table()
         async with self.store.transaction(epoch=self.epoch) as tx:
             return await table[type(command)](tx, command)
 

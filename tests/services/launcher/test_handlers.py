@@ -49,6 +49,7 @@ from services.launcher.domain.model import (
 )
 from services.launcher.handlers import HANDLERS, Commands
 from services.launcher.main import WIRING
+from services.launcher.run_masks import RunMasks
 from services.launcher.settings import LauncherSettings
 from tests.kit.clock import START, at
 from tests.kit.launcher_builders import (
@@ -62,6 +63,7 @@ from tests.kit.launcher_builders import (
 )
 from tests.kit.memory import MemoryPlatform
 from tests.kit.service import ServiceHarness
+from tests.services.launcher.launcher_harness import SITE
 
 if TYPE_CHECKING:
     from libs.service.wiring import Wiring
@@ -76,7 +78,7 @@ class Handlers(ServiceHarness):
             name=WIRING.name,
             ports=Ports(store, self.platform.bus(WIRING.name), self.clock),
             handlers=HANDLERS,
-            commands=Commands(runtime="fake", reemit_runs_max=10).table(),
+            commands=Commands("fake", 10, RunMasks(SITE)).table(),
             on_lead=lambda _epoch: tables.load(store),
         )
 

@@ -75,6 +75,15 @@ async def test_a_yield_is_recorded_and_published_once(service: Handlers) -> None
     assert (await service.run(), await service.published()) == (run, [])
 
 
+async def test_a_reason_of_a_yield_has_no_secret(service: Handlers) -> None:
+    spec = a_spec(env={"DSN": "postgres://me:geheim"}, secret_env=("DSN",))
+    await service.put(a_run(spec=spec))
+    await service.ask(wish(reason="lost postgres://me:geheim again"))
+    (event,) = await service.published()
+    assert isinstance(event, RunYielded)
+    assert event.reason == "lost *** again"
+
+
 async def test_a_reason_of_a_yield_is_bounded_and_one_line(service: Handlers) -> None:
     await service.put(a_run())
     await service.ask(wish(reason="a\nb " + "x" * 5000))

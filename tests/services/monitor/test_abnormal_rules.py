@@ -437,6 +437,20 @@ def test_an_error_of_the_file_names_field_value_and_fix(document: object, proble
     assert str(raised.value).startswith(problem)
 
 
+@pytest.mark.parametrize("name", ["123", "0123", "1_0", "on", "2026-01-01"])
+@pytest.mark.parametrize("part", ["groups", "teams"])
+def test_a_name_needs_no_quotes_in_the_file(tmp_path: Path, part: str, name: str) -> None:
+    path = tmp_path / "rules.yaml"
+    for written in (name, f"'{name}'"):
+        path.write_text(
+            f"{part}:\n  a: &a {{long_run: {{threshold: 60}}}}\n  {written}: {{<<: *a}}\n"
+        )
+        book = read_rules(path, idle_seconds=600, quiet_seconds=600)
+        found = book.of(name, "") if part == "groups" else book.of("", name)
+        assert found["long_run"].threshold == 60
+    assert book.of("83", "83")["long_run"].threshold == 5 * DAY
+
+
 def test_the_file_is_yaml_and_its_errors_name_it(tmp_path: Path) -> None:
     path = tmp_path / "rules.yaml"
     path.write_text("long_run: {threshold: 60}\n")

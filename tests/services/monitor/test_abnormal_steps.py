@@ -14,10 +14,12 @@ from libs.contracts.messages import AbnormalOutcome, AbnormalTaskChanged, TaskSt
 from services.gateway import main as gateway_main
 from services.gateway.reports import Limits
 from services.gateway.store import report
+from services.monitor.abnormal import steps
 from services.monitor.abnormal.store import FindingRow
 from services.monitor.domain.abnormal_facts import FactsRow
 from tests.kit.memory import MemoryPlatform
 from tests.kit.service import ServiceHarness
+from tests.services.monitor.events import a_change
 from tests.services.monitor.series.samples import a_rank, a_sample
 from tests.services.monitor.series.test_recording import hearing, send
 from tests.services.monitor.test_abnormal import Site, settings
@@ -34,13 +36,19 @@ class Reporting(Site):
         super().__init__(platform, options)
         self.gateway = ServiceHarness(platform, gateway_main.WIRING)
         self.answers = True
+        # Of the version before, which does not say which attempt reported a step.
+        self.gateway_is_old = False
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Reporting]:
         async def read(query: m.ReadSteps) -> m.ReadStepsReply:
             if not self.answers:
                 raise RuntimeError("down")
-            return await self.gateway.ask(query)
+            reply = await self.gateway.ask(query)
+            if self.gateway_is_old:
+                steps = (each.model_copy(update={"attempt": None}) for each in reply.steps)
+                return reply.model_copy(update={"steps": tuple(steps)})
+            return reply
 
         serving: Any = {m.ReadSteps: read}
         async with super().running(), self.platform.connection("gateway").serve(serving):
@@ -155,7 +163,7 @@ async def test_a_new_leader_goes_on_with_the_stall_and_raises_nothing_early(
 
 
 @pytest.mark.parametrize("queued_seconds", [0, 900])
-async def test_an_attempt_that_reports_no_step_after_one_that_did_makes_no_progress(
+async def test_the_steps_of_an_attempt_count_from_the_first_that_it_reports(
     tmp_path: Path, queued_seconds: int
 ) -> None:
     async with reporting(tmp_path) as site:
@@ -164,8 +172,32 @@ async def test_an_attempt_that_reports_no_step_after_one_that_did_makes_no_progr
         await site.moves(2, TaskState.QUEUED)
         assert await site.passes(queued_seconds) == []
         await site.moves(3, TaskState.RUNNING, attempt=2)
+        # It loads its data, and the step of the attempt before is none of its own.
+        assert await site.passes(900) == []
+        await site.reports(7, attempt=2)
         assert await site.passes(270) == []
         assert await site.passes(120) == [(1, True)]
+
+
+async def test_the_steps_of_a_gateway_that_names_no_attempt_count(tmp_path: Path) -> None:
+    async with reporting(tmp_path) as site:
+        site.gateway_is_old = True
+        await site.reports(7)
+        assert await site.passes(390) == [(1, True)]
+
+
+async def test_the_steps_of_all_tasks_are_asked_for_page_by_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "TASKS_AT_ONCE", 2)
+    async with reporting(tmp_path) as site:
+        for number in range(5):
+            task_id = f"other{number}"
+            await site.monitor.handle(a_change(site.monitor, 1, TaskState.RUNNING, task_id))
+        # The last one by its id; two pages come before it.
+        assert site.task_id > "other4"
+        await site.reports(7)
+        assert await site.passes(390) == [(1, True)]
 
 
 async def test_people_who_debug_report_no_steps(tmp_path: Path) -> None:
@@ -178,23 +210,23 @@ async def test_people_who_debug_report_no_steps(tmp_path: Path) -> None:
         assert await site.passes(900) == []
 
 
-@pytest.mark.parametrize("steps", [True, False])
+@pytest.mark.parametrize("advances", [True, False])
 async def test_a_quiet_run_that_reports_new_steps_makes_progress(
-    tmp_path: Path, steps: bool
+    tmp_path: Path, advances: bool
 ) -> None:
     """It works elsewhere. Without steps its ranks decide."""
     async with reporting(tmp_path) as site, hearing(site.monitor):
         site.monitor.clock.move_to(0)
         found: list[tuple[int, bool]] = []
         for t in range(0, 600, 30):
-            if steps:
+            if advances:
                 await site.reports(t)
             rank = a_rank(0, gpus=[], cores=0.0, task_id=site.task_id)
             await send(site.monitor, a_sample(t, ranks=[rank]))
             await site.monitor.step("activity")
             found += await site.passes(30)
-        assert found == ([] if steps else [(1, True)])
-        if not steps:
+        assert found == ([] if advances else [(1, True)])
+        if not advances:
             assert (await site.detail()).startswith("none of its ranks has used a processor")
             return
         # Now both signals say so.

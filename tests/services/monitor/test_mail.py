@@ -711,6 +711,59 @@ async def test_mail_waits_for_a_gateway_that_does_not_answer(
         assert smtp.subjects() == ["[Shiftwork] t1 was preempted"]
 
 
+@pytest.mark.parametrize("why", ["unknown", "forbidden", "no address"])
+async def test_a_mail_that_is_not_sent_uses_no_rate_of_the_person_and_the_site(
+    service: ServiceHarness, keys: Path, why: str
+) -> None:
+    limits: dict[str, Any] = {"mail_person_burst": 1, "mail_person_seconds": 3600}
+    limits |= {"mail_site_burst": 1, "mail_site_seconds": 3600}
+    async with serving(keys, **PLAIN, **limits) as smtp:
+        await subscribe(service)
+        # One that no longer counts.
+        service.clock.advance(7200)
+        await preempted(service, "t1")
+        unsent = {"forbidden": a_user("ann", disabled=True), "no address": a_user("ann", mail="")}
+        if why == "unknown":
+            await deliver(service, smtp)
+        else:
+            async with answering(service.platform, People(unsent[why])):
+                await deliver(service, smtp)
+        assert smtp.connections == 0
+        for each in await service.rows(MailboxRow):
+            assert each.rate_until <= service.clock.now(), each
+        async with people(service, ann="ann@lab.test"):
+            await subscribe(service)
+            await preempted(service, "t2")
+            await deliver(service, smtp, after=61)
+            # A mail that was composed before stays as it is.
+            task_id = "t1" if why == "unknown" else "t2"
+            assert smtp.subjects() == [f"[Shiftwork] {task_id} was preempted"]
+            # The one that was sent counts.
+            await preempted(service, "t3")
+            await deliver(service, smtp, after=61)
+            assert len(smtp.mails) == 1
+
+
+async def test_a_person_without_an_address_ends_no_pause_of_the_mail_server(
+    service: ServiceHarness, keys: Path
+) -> None:
+    async with serving(keys, **PLAIN) as smtp:
+        there = smtp.settings.model_copy(update={"mail_port": 1})
+        delivery = a_delivery(service, there)
+        await subscribe(service)
+        await subscribe(service, owner="bob")
+        async with people(service, ann="ann@lab.test", bob=""):
+            await preempted(service, "t1")
+            await deliver(service, smtp, delivery)
+            await service.ask(RemoveNotification(owner="ann", name="mine"))
+            await service.handle(a_change(service, 1, TaskState.FAILED, "b1", owner="bob"))
+            await deliver(service, smtp, delivery, after=700)
+        assert [stage for task, stage, _ in await stages(service) if task == "b1"] == [Stage.DEAD]
+        (site,) = [each for each in await service.rows(MailboxRow) if not each.owner]
+        assert site.failures == 1
+        assert delivery.mailing.problem
+
+
 @pytest.mark.parametrize("owner", ["ann", ""])
 async def test_a_mailbox_that_cannot_be_read_holds_back_nobody(
     platform: MemoryPlatform, keys: Path, owner: str

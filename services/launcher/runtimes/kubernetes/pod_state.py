@@ -186,6 +186,7 @@ def _ended(pod: Json, place: Place) -> ObservedRank:
         started_at=started_at,
         exited_at=exited_at,
         note=describe(fault, text) if fault is not None else text,
+        words=_words(pod, end),
         fault=fault,
         start=place.start,
     )
@@ -208,6 +209,12 @@ def _why_ended(pod: Json, end: Json) -> tuple[Fault | None, str]:
         text = f"{failed['name']} ended with code {ended.get('exitCode')}"
         return Fault.INIT_FAILED, f"{text} {one_line(ended.get('message') or '')}".strip()
     return None, one_line(end.get("message") or "")
+
+
+def _words(pod: Json, end: Json) -> str:
+    """What the program wrote, or the end of its log: with that the note ends, if it has it."""
+    ended: Json = end or (_failed_init(pod) or {}).get("state", {}).get("terminated") or {}
+    return one_line(ended.get("message") or "")
 
 
 def _limit(pod: Json, line: FaultRule) -> str:
