@@ -228,13 +228,14 @@ class Collector:
                 key, tail.timestamps, lambda each: each.offset < tail.size
             )
             # Where that is in the source is not known: rather too much comes again than too little.
-            tail.skipped, tail.last = 0, b""
+            tail.skipped, tail.last, tail.may_begin_within = 0, b"", True
         return tail
 
     async def _recover(self, tails: Sequence[Tail], sizes: Mapping[OutputKey, int]) -> set[Run]:
         """Cut the kept copies to the recorded sizes, and continue from there.
 
-        Where the source cannot give the bytes beyond again, they are the only copy and stay.
+        Where the source cannot give the bytes beyond again, they are the only copy and stay. With
+        masks in them they do not tell a place in the source: they count once nothing can follow.
         Returns the runs of which that is not known yet.
         """
         beyond = [tail for tail in tails if sizes[tail.key] > tail.recorded]
@@ -249,6 +250,8 @@ class Collector:
                 )
             elif may_wait and (result is None or result.unsure or result.problem):
                 waiting.add((tail.key.task_id, tail.key.attempt))
+            elif self.masks is not None:
+                tail.unrecorded_size = sizes[tail.key]
             else:
                 await self._take_over(tail, sizes[tail.key])
         return waiting
@@ -264,7 +267,7 @@ class Collector:
             good = domain.stamped(tail.size, size - tail.size, (), tail.written_at, now)
             await self.archive.write([Write(tail.key, size, b"", good, number)], epoch=self.epoch)
         tail.timestamps, tail.written_at = number + len(good), good[-1].at
-        tail.size, tail.last = size, b""
+        tail.size, tail.last, tail.unrecorded_size = size, b"", 0
 
     async def _remember_last(self, tail: Tail) -> None:
         """Read the end of what is kept, where the process before left it."""
@@ -310,6 +313,12 @@ class Collector:
         ]
         fresh = [(tail, result) for tail, result in found if result.data]
         # A batch at a time: live readers of the first outputs do not wait for the last one's disk.
+        for tail, _ in fresh:
+            if tail.unrecorded_size:
+                await self.archive.truncate(
+                    tail.key, tail.recorded, tail.timestamps, epoch=self.epoch
+                )
+                tail.unrecorded_size = 0
         rest = iter(fresh)
         while batch := list(islice(rest, KEEP_OUTPUTS_MAX)):
             await self._keep([(tail, _folded(tail, result)) for tail, result in batch])
@@ -338,7 +347,8 @@ class Collector:
         if forms is None:
             return False
         # What the process before kept may end within a value, of which the mask is there.
-        tail.masker = Masker(forms, resumed=tail.kept.endswith(MASK))
+        resumed = tail.may_begin_within or tail.kept.endswith(MASK)
+        tail.masker = Masker(forms, resumed=resumed)
         return True
 
     def _masked(self, tail: Tail, new: Folded, *, ends: bool) -> tuple[Folded, Masker | None]:
@@ -440,16 +450,26 @@ class Collector:
             waited = self._waited(max(tail.exited_at, tail.opened_at))
             if waited < self.bounds.unreadable_seconds_max and not result.lost:
                 return
+            await self._keep_unrecorded(tail)
             self.log.error(
                 "output is given up", task=key.task_id, attempt=key.attempt, rank=key.rank
             )
             line = domain.gap_line(result.problem or "its source did not answer")
             # The former process may have written it and died before that was recorded.
-            if not tail.last.endswith(line[-LAST_BYTES:]):
+            end = line[-LAST_BYTES:]
+            if not (tail.last.endswith(end) or tail.kept.endswith(end)):
                 await self._keep([(tail, Folded(tail.line + line, tail.line + line))], ends=True)
         elif tail.line:
             await self._keep([(tail, Folded(tail.line, tail.line))], ends=True)
+        else:
+            await self._keep_unrecorded(tail)
         self._end(tail)
+
+    async def _keep_unrecorded(self, tail: Tail) -> None:
+        """Nothing follows, so what the process before kept and did not record can stay."""
+        if tail.unrecorded_size:
+            await self._take_over(tail, tail.unrecorded_size)
+            await self._remember_last(tail)
 
     def _end(self, tail: Tail) -> None:
         if not tail.complete:

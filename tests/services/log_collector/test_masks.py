@@ -56,6 +56,7 @@ from tests.services.log_collector.test_crashes import (
     lives_of,
     no_fault,
 )
+from tests.services.log_collector.test_doubtful_sources import Doubtful
 from tests.services.log_collector.test_error_lines import failed
 from tests.services.log_collector.test_timestamps import Dated
 
@@ -198,9 +199,13 @@ async def test_output_of_a_run_that_the_launcher_has_forgotten_is_not_stored() -
 class Checking(Forgetful):
     """Sees that the bytes before the requested ones are those that it has, as an agent does."""
 
+    silent = False
+
     async def read(
         self, requests: Sequence[ReadRequest], bytes_max: int
     ) -> Sequence[ReadResult | None]:
+        if self.silent:
+            return [ReadResult(unsure=True) for _ in requests]
         for request in requests:
             output = bytes(self.outputs.get(request.address.key, b""))
             assert output[: request.offset].endswith(request.before[-request.offset :] or b"")
@@ -214,9 +219,11 @@ PIECES = st.lists(
 ).map(lambda parts: "".join(parts).encode())
 
 
-@given(lives_of(PIECES), fates)
+@given(lives_of(PIECES), fates, st.booleans())
 @settings(max_examples=60, deadline=None)
-async def test_no_crash_stores_a_value_or_loses_a_byte(lived: Lives, fails: str) -> None:
+async def test_no_crash_stores_a_value_or_loses_a_byte(
+    lived: Lives, fails: str, silent: bool
+) -> None:
     platform, source, disk = MemoryPlatform(), Checking(), MemoryArchive(SEGMENT_BYTES)
     archive, forms = CrashingArchive(disk), secret_forms(SECRETS)
     changes = {"record_seconds": 1.0, "read_bytes_max": 4096, "pass_bytes_max": 8192}
@@ -232,6 +239,12 @@ async def test_no_crash_stores_a_value_or_loses_a_byte(lived: Lives, fails: str)
             if fails != "process":
                 disk.crash(torn=fails == "torn")
             await harness.restart()
+            if silent:  # for longer than it is waited for
+                source.silent = True
+                for _ in range(2):
+                    await harness.step("copy")
+                    harness.clock.advance(400)
+                source.silent = False
         await harness.handle(exited(2))
         await harness.settle()
         await sealed(harness)
@@ -272,6 +285,99 @@ async def test_a_restart_within_a_stretch_of_values_shows_no_rest_of_them() -> N
         await harness.handle(exited())
         await harness.settle()
     assert re.sub(rb"[*]+", b"*", await stored(harness.archive)) == b"x * y\n"
+
+
+async def copied_and_died(
+    source: Doubtful, platform: MemoryPlatform, written: bytes
+) -> MaskingHarness:
+    """A collector whose process before kept something and died before that was recorded."""
+    harness = await masking(source, platform)
+    await harness.handle(started())
+    source.unsure = False
+    source.append(key_of(), b"begin\n")
+    await harness.settle()
+    source.append(key_of(), written)
+    await harness.step("copy")
+    assert (await stored(harness.archive)).startswith(b"begin\na")
+    source.unsure = True
+    await harness.restart()
+    harness.clock.advance(1000)
+    await harness.settle()
+    return harness
+
+
+async def test_a_silent_source_that_comes_back_shows_no_rest_of_a_value_and_repeats_no_byte() -> (
+    None
+):
+    source, platform = Doubtful(), MemoryPlatform()
+    async with launcher(platform):
+        harness = await copied_and_died(source, platform, f"a token {TOKEN} x".encode())
+        harness.clock.advance(1000)
+        await harness.settle()
+        source.unsure = False
+        source.append(key_of(), b"\nmore\n")
+        await harness.settle()
+        assert await stored(harness.archive) == b"begin\na token *** x\nmore\n"
+        await harness.handle(exited())
+        await harness.settle()
+    (row,) = await harness.rows(OutputRow)
+    assert (row.size + row.skipped, row.complete) == (len(source.outputs[key_of()]), True)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+async def test_what_was_not_recorded_stays_where_the_source_never_comes_back(gone: bool) -> None:
+    source, platform = Doubtful(), MemoryPlatform()
+    async with launcher(platform):
+        harness = await copied_and_died(source, platform, f"a token {TOKEN} x\n".encode())
+        if gone:
+            source.outputs.clear()
+            source.unsure = False
+        await harness.handle(exited())
+        await harness.settle()
+        harness.clock.advance(1000)
+        await harness.settle()
+    kept = await stored(harness.archive)
+    assert kept.startswith(b"begin\na token *** x\n")
+    assert kept.count(b"output is missing") == (0 if gone else 1)
+    (row,) = await harness.rows(OutputRow)
+    assert (row.size, row.complete) == (len(kept), True)
+    check_times(await times_of(harness.archive, row), row.size)
+
+
+async def test_the_line_for_missing_output_is_kept_once_although_a_process_died_after_it() -> None:
+    source, platform = Doubtful(), MemoryPlatform()
+    async with launcher(platform):
+        harness = await copied_and_died(source, platform, b"a line\n")
+        await harness.handle(exited())
+        await harness.step("copy")
+        harness.clock.advance(1000)
+        await harness.step("copy")  # it is written here, and the process dies before it records it
+        await harness.restart()
+        for _ in range(3):
+            await harness.settle()
+            harness.clock.advance(1000)
+        await harness.settle()
+    kept = await stored(harness.archive)
+    assert kept.startswith(b"begin\na line\n[shiftwork: output is missing")
+    assert kept.count(b"output is missing") == 1
+    (row,) = await harness.rows(OutputRow)
+    assert (row.size, row.complete) == (len(kept), True)
+
+
+async def test_output_that_was_cut_off_in_the_archive_shows_no_rest_of_a_value() -> None:
+    source, platform, archive = MemorySource(), MemoryPlatform(), MemoryArchive()
+    async with launcher(platform):
+        harness = await masking(source, platform, archive)
+        await harness.handle(started())
+        # Where the kept copy ends now, the source has the middle of a value.
+        source.append(key_of(), f"a {TOKEN} x\n".encode())
+        await harness.settle()
+        await archive.truncate(key_of(), 5, 1, epoch=harness.epoch)
+        await archive.write([Write(key_of(), 0, b"a bcd")], epoch=harness.epoch)
+        await harness.restart()
+        await harness.handle(exited())
+        await harness.settle()
+    assert await stored(archive) == b"a bcd*** x\n"
 
 
 class Refusing(MemoryArchive):
