@@ -4,14 +4,16 @@ The process runtime masks on the node; containers write to files of the kubelet,
 the platform masks. So log-collector asks the launcher by which texts the secrets of a run are
 found, and keeps them in memory only. As long as it does not know them, it does not read the run's
 output, which stays with its source. Wired in ``main.py``; ``collector.py`` masks with what is known
-here.
+here, in a thread and for a limited time (``Turns``).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from libs.bus.port import Bus, BusError
 from libs.contracts.messages import ListSecretForms, ListSecretFormsReply, RefusalCode
@@ -19,7 +21,7 @@ from libs.service.loop import Loop, Wake
 from libs.service.masking import Masker
 from libs.service.observability import log
 from services.log_collector.domain import NEWLINE, Folded, Timestamp
-from services.log_collector.state import SERVICE, Run, State
+from services.log_collector.state import READ_BYTES_MAX, SERVICE, Run, State
 
 # So many runs are asked for at a time; one that got no answer is asked for again after so long.
 REQUESTS_MAX = 32
@@ -27,6 +29,61 @@ REQUEST_SECONDS = 5.0
 RETRY_SECONDS = 1.0
 # Without a run that is new there is nothing to ask for.
 QUIET_SECONDS = 60.0
+# So long is masked before something else is done; what is left waits for the next pass.
+PASS_SECONDS = 0.25
+# Masking what is read at once of an output takes so long at most, but for so few bytes.
+MASK_SECONDS_MAX = 0.05
+MASKED_BYTES_MIN = 65_536
+# Less than this is forgotten of what an owner's output took.
+SPENT_SECONDS_MIN = 1e-6
+T = TypeVar("T")
+
+
+@dataclass
+class Turns:
+    """Whose output is masked first: that of owners whose output took the least time of late. So one
+    owner's slow output costs the others a piece of it at most in each pass."""
+
+    _spent: dict[str, float] = field(default_factory=dict)
+    _left: float = PASS_SECONDS
+
+    def begin_pass(self) -> None:
+        """Forget by half what was spent, and begin."""
+        halves = {owner: seconds / 2 for owner, seconds in self._spent.items()}
+        self._spent = {each: half for each, half in halves.items() if half > SPENT_SECONDS_MIN}
+        self.begin()
+
+    def begin(self) -> None:
+        """There is time again."""
+        self._left = PASS_SECONDS
+
+    def spent(self, owner: str) -> float:
+        """The time that an owner's output took of late."""
+        return self._spent.get(owner, 0.0)
+
+    def work(self, parts: Sequence[tuple[str, Callable[[], T]]]) -> list[tuple[T, float] | None]:
+        """The result of each part, which is an owner's, and the seconds that it took; None for
+        what is left when the time is over. At least one is done after ``begin``. Call it in a
+        thread: other asyncio tasks go on meanwhile."""
+        done: list[tuple[T, float] | None] = []
+        for owner, part in parts:
+            if self._left <= 0:
+                done.append(None)
+                continue
+            begin = time.thread_time()
+            result = part()
+            seconds = time.thread_time() - begin
+            done.append((result, seconds))
+            self._left -= seconds
+            self._spent[owner] = self.spent(owner) + seconds
+        return done
+
+
+def next_read_bytes(read_bytes: int, size: int, seconds: float) -> int:
+    """How much is read of an output at once, after to mask ``size`` bytes of it took so long."""
+    if seconds > MASK_SECONDS_MAX:
+        return max(MASKED_BYTES_MIN, int(size * MASK_SECONDS_MAX / seconds))
+    return min(READ_BYTES_MAX, 2 * read_bytes) if size >= read_bytes else read_bytes
 
 
 @dataclass
@@ -101,6 +158,14 @@ def masks_loop(masks: RunMasks) -> Loop:
     )
 
 
+def mask_next(masker: Masker | None, new: Folded, *, ends: bool) -> tuple[Folded, Masker | None]:
+    """New output with its secrets masked, and what goes on masking once it is kept."""
+    if masker is None:
+        return new, None
+    after = masker.copy()
+    return masked(after, new, ends=ends), after
+
+
 def masked(masker: Masker, new: Folded, *, ends: bool) -> Folded:
     """New output with its secrets masked. What may be the beginning of one is held back: it is the
     ``line`` of the result, comes again with the next output, and is given back at the end."""
@@ -127,7 +192,9 @@ def masked(masker: Masker, new: Folded, *, ends: bool) -> Folded:
     return Folded(b"".join(parts), source, held_back + new.line, tuple(stamps))
 
 
-def masked_whole(forms: Sequence[bytes], data: bytes) -> bytes:
-    """Some text by itself."""
+def masked_whole(forms: Sequence[bytes] | None, data: bytes) -> bytes:
+    """Some text by itself; nothing where its secrets are not known."""
+    if forms is None:
+        return b""
     masker = Masker(forms)
     return masker.feed(data) + masker.flush()

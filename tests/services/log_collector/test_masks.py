@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import pytest
@@ -21,14 +22,20 @@ from libs.contracts.messages import (
     RefusalCode,
 )
 from libs.service.masking import Masker, secret_forms
-from services.log_collector import collector as collector_module
 from services.log_collector import domain
+from services.log_collector import masks as masks_module
 from services.log_collector.archives.memory import MemoryArchive
 from services.log_collector.archives.port import ArchiveError, Write
 from services.log_collector.domain import Folded, Timestamp
-from services.log_collector.masks import masked
+from services.log_collector.masks import (
+    MASK_SECONDS_MAX,
+    MASKED_BYTES_MIN,
+    masked,
+    next_read_bytes,
+)
 from services.log_collector.sources.memory import MemorySource
 from services.log_collector.sources.port import LogSource, ReadRequest, ReadResult
+from services.log_collector.state import READ_BYTES_MAX
 from services.log_collector.store import OutputRow, RunRow
 from tests.kit.clock import at
 from tests.kit.memory import MemoryPlatform
@@ -433,19 +440,104 @@ def test_a_line_has_the_time_of_its_beginning_although_that_was_held_back() -> N
     assert found.timestamps == (Timestamp(0, at(1)), Timestamp(13, at(2)))
 
 
+class Asked(MemorySource):
+    """Remembers how much was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    async def read(
+        self, requests: Sequence[ReadRequest], bytes_max: int
+    ) -> Sequence[ReadResult | None]:
+        self.sizes += [request.bytes_max for request in requests]
+        return await super().read(requests, bytes_max)
+
+
 async def test_less_is_read_at_once_where_masking_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector_module, "MASK_SECONDS_MAX", -1.0)
-    source, platform = MemorySource(), MemoryPlatform()
+    source, platform = Asked(), MemoryPlatform()
     async with launcher(platform):
         harness = await masking(source, platform)
         await harness.handle(started())
         await harness.settle()
+        # Output that is short does not say how quick long output is.
+        assert set(source.sizes) == {MASKED_BYTES_MIN}
+        source.append(key_of(), b"line of some output\n" * 200_000)
+        assert await harness.step("copy") == 0.0
+        await harness.settle()
+        most = domain.Bounds().read_bytes_max
+        assert source.sizes[-1] == most
+        assert sorted(set(source.sizes)) == [
+            size for size in (MASKED_BYTES_MIN << number for number in range(9)) if size <= most
+        ]
+        monkeypatch.setattr(masks_module, "MASK_SECONDS_MAX", 1e-9)
         source.append(key_of(), b"line of some output\n" * 200_000)
         await harness.settle()
-        source.append(key_of(1), b"")
-        sizes = [len(chunk.data) for chunk in harness.chunks]
+        assert source.sizes[-1] == MASKED_BYTES_MIN
     assert await stored(harness.archive) == bytes(source.outputs[key_of()])
-    assert max(sizes) <= domain.Bounds().piece_bytes_max
+
+
+def test_how_much_is_read_at_once_goes_with_the_time_of_masking() -> None:
+    size = MASKED_BYTES_MIN
+    assert next_read_bytes(size, size, 0.0) == 2 * size
+    assert next_read_bytes(size, size - 1, 0.0) == size
+    assert next_read_bytes(16 * size, 16 * size, 4 * MASK_SECONDS_MAX) == 4 * size
+    assert next_read_bytes(16 * size, 16 * size, 99.0) == size
+    assert next_read_bytes(READ_BYTES_MAX, READ_BYTES_MAX, 0.0) == READ_BYTES_MAX
+
+
+async def test_slow_output_of_one_owner_delays_others_by_one_piece(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The time is over after each piece.
+    monkeypatch.setattr(masks_module, "PASS_SECONDS", 1e-9)
+    source, platform, ranks = MemorySource(), MemoryPlatform(), 20
+    async with launcher(platform):
+        harness = await masking(source, platform)
+        await harness.handle(started(ranks))
+        await harness.handle(started(task="t2").model_copy(update={"owner": "bob"}))
+        await harness.step("copy")
+        for rank in range(ranks):
+            source.append(key_of(rank), f"{TOKEN} hf_Zq\n".encode() * 2000 + b"hf_Zq")
+        bob = key_of(task="t2")
+        for number in range(4):
+            source.append(bob, b"a line\n")
+            await harness.step("copy")
+            if number:
+                assert await harness.step("copy") == 0.0
+                assert await harness.archive.size(bob) == 7 * (number + 1)
+        sizes = await harness.archive.sizes([key_of(rank) for rank in range(ranks)])
+        assert 0 < len([size for size in sizes if size]) < 10
+        await harness.handle(exited(ranks))
+        for _ in range(20):
+            await harness.settle()
+    for rank in range(ranks):
+        assert await stored(harness.archive, rank) == b"*** hf_Zq\n" * 2000 + b"hf_Zq"
+    rows = [row for row in await harness.rows(OutputRow) if row.task_id == "t1"]
+    assert [row.complete for row in rows] == [True] * ranks
+
+
+async def test_secrets_are_masked_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed, threads = Masker.feed, list[int]()
+
+    def noted(masker: Masker, data: bytes) -> bytes:
+        threads.append(get_ident())
+        return feed(masker, data)
+
+    monkeypatch.setattr(Masker, "feed", noted)
+    source, platform = MemorySource(), MemoryPlatform()
+    async with launcher(platform):
+        harness = await masking(source, platform)
+        await harness.handle(started())
+        for piece in (b"a line\n\r1 %", b"\r2 % hf_Zq", b"\r3 % hf_Zq", b"\r4 % hf_Zq"):
+            source.append(key_of(), piece)
+            await harness.settle()
+        await harness.handle(exited())
+        await harness.settle()
+    assert (await stored(harness.archive)).endswith(b"\r4 % hf_Zq")
+    assert [chunk.line for chunk in harness.chunks if chunk.line][-1] == b"\r4 % hf_Zq"
+    assert threads
+    assert get_ident() not in threads
 
 
 async def test_secrets_of_real_log_files_are_masked_through_restarts_of_the_agent(
