@@ -37,7 +37,7 @@ FORMS_MAX = 256
 SHOWN_BYTES_MAX = 2
 # A shorter rest of a value tells nothing.
 REST_BYTES_MIN = 4
-# So many transitions are known in all automata together: they take about 80 MB then, which only
+# So many transitions are known in all automata together: they take about 100 MB then, which only
 # text made of the beginnings of many long values reaches. The one with the most begins again.
 TRANSITIONS_MAX = 200_000
 # To search for each text individually is quicker than the automaton on all but hostile input. Where

@@ -203,6 +203,78 @@ async def test_output_of_a_run_that_the_launcher_has_forgotten_is_not_stored() -
     assert [row.collected for row in await harness.rows(RunRow)] == [True]
 
 
+async def test_runs_without_an_answer_delay_no_other_and_are_given_up() -> None:
+    source, platform, unreadable = MemorySource(), MemoryPlatform(), 40
+    asked: list[str] = []
+
+    async def answer(query: ListSecretForms) -> ListSecretFormsReply:
+        asked.append(query.task_id)
+        if query.task_id != "t1":
+            raise ValueError("its row cannot be read")
+        return ListSecretFormsReply(forms=FORMS)
+
+    async with platform.bus("launcher").serve({ListSecretForms: answer}):
+        harness = await masking(source, platform)
+        bad = [f"bad{number}" for number in range(unreadable)]
+        for task in bad:
+            await harness.handle(started(task=task))
+            source.append(key_of(task=task), f"{TOKEN}\n".encode())
+        await harness.settle()
+        await harness.handle(started())
+        source.append(key_of(), f"{TOKEN}\n".encode())
+        await harness.step("copy")
+        await harness.step("copy")
+        assert await stored(harness.archive) == b"***\n"
+        # Each of them is asked for again, with pauses that grow.
+        asked.clear()
+        for _ in range(20 * 60):
+            harness.clock.advance(1)
+            await harness.step("masks")
+        assert asked.count("t1") == 0
+        assert {asked.count(task) for task in bad} <= set(range(20, 26))
+        now = (harness.clock.now() - at(0)).total_seconds()
+        for task in bad:
+            await harness.handle(exited(task=task, seconds=now))
+        await harness.settle()
+        assert len([row for row in await harness.rows(RunRow) if row.collected]) == 0
+        harness.clock.advance(301)
+        await harness.settle()
+    assert len([row for row in await harness.rows(RunRow) if row.collected]) == unreadable
+    kept = [await harness.archive.read(key_of(task=task), 0, 9999) for task in bad]
+    assert [b"output is missing" in data and TOKEN.encode() not in data for data in kept]
+
+
+async def test_a_launcher_that_has_forgotten_a_run_is_asked_again() -> None:
+    source, platform = MemorySource(), MemoryPlatform()
+    async with launcher(platform, refusal=RefusalCode.NOT_FOUND):
+        harness = await masking(source, platform)
+        await harness.handle(started())
+        source.append(key_of(), f"late {TOKEN}\n".encode())
+        await harness.handle(exited())
+        await harness.settle()
+    async with launcher(platform):
+        harness.clock.advance(100)
+        await harness.settle()
+    assert await stored(harness.archive) == b"late ***\n"
+    assert [row.collected for row in await harness.rows(RunRow)] == [True]
+
+
+async def test_a_launcher_that_was_away_for_long_has_time_to_answer() -> None:
+    source, platform = MemorySource(), MemoryPlatform()
+    harness = await masking(source, platform)
+    await harness.handle(started(), exited())
+    source.append(key_of(), f"late {TOKEN}\n".encode())
+    await harness.settle()
+    harness.clock.advance(10_000)
+    async with launcher(platform, refusal=RefusalCode.FAILED):
+        await harness.settle()
+        assert await stored(harness.archive) == b""
+    async with launcher(platform):
+        harness.clock.advance(100)
+        await harness.settle()
+    assert await stored(harness.archive) == b"late ***\n"
+
+
 class Checking(Forgetful):
     """Sees that the bytes before the requested ones are those that it has, as an agent does."""
 
