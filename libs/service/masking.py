@@ -18,9 +18,10 @@ from copy import copy
 from itertools import accumulate, compress, zip_longest
 from math import ceil
 from operator import attrgetter, getitem
+from threading import Lock
 from time import thread_time
 from urllib.parse import quote, quote_plus
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from libs.contracts.limits import SECRET_CHARACTERS_MIN
 
@@ -38,9 +39,9 @@ VALUES_MAX = 2048
 SHOWN_BYTES_MAX = 2
 # A shorter rest of a value tells nothing.
 REST_BYTES_MIN = 4
-# An automaton that knows so many transitions begins again with none: it takes about 40 MB then,
-# which only text made of the beginnings of many long values reaches.
-TRANSITIONS_MAX = 100_000
+# So many transitions are known in all automata together: they take about 100 MB then, which only
+# text made of the beginnings of many long values reaches. The one with the most begins again.
+TRANSITIONS_MAX = 200_000
 # To search for each text individually is quicker than the automaton on all but hostile input. Where
 # it takes longer than this, it is not tried again for so many bytes.
 SEARCH_SECONDS_PER_BYTE = 1e-7
@@ -123,6 +124,29 @@ class _State(dict[int, "_State"]):
         return self.automaton.transition(self, byte)
 
 
+class _Room:
+    """What all automata together may know. Whoever uses it holds the lock."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.automata: WeakSet[Automaton] = WeakSet()
+        # At least what they know: those that are gone are noticed when there is no room.
+        self.known = 0
+
+    def take(self) -> None:
+        """Make room for one more transition."""
+        if self.known >= TRANSITIONS_MAX:
+            self.known = sum(each.transitions for each in self.automata)
+        while self.known >= TRANSITIONS_MAX:
+            largest = max(self.automata, key=lambda each: each.transitions)
+            self.known -= largest.transitions
+            largest.clear()
+        self.known += 1
+
+
+_room = _Room()
+
+
 class Automaton:
     """Finds all of some forms in one pass over a text, in a time that depends on the length of the
     text and not on the forms (Aho and Corasick). States are made when a text first needs them."""
@@ -138,10 +162,16 @@ class Automaton:
             while before >= 0 and not form.startswith(self._backward[before]):
                 before = self._shorter[before]
             self._shorter.append(before)
-        self._clear()
-
-    def _clear(self) -> None:
         self._states: dict[tuple[bytes, int], _State] = {}
+        self.clear()
+        with _room.lock:
+            _room.automata.add(self)
+
+    def clear(self) -> None:
+        """Begin again with no transition. States that are in use stay valid."""
+        for state in self._states.values():
+            state.clear()  # or one that is in use would keep all others in memory
+        self._states = {}
         # How many are known.
         self.transitions = 0
         self.start = self._state(b"", 0)
@@ -168,10 +198,12 @@ class Automaton:
         # are less than two.
         while text and not self._may_go_on(text):
             text = text[1:]
-        if self.transitions >= TRANSITIONS_MAX:
-            self._clear()
-        self.transitions += 1
-        after = state[byte] = self._state(text, found)
+        with _room.lock:
+            _room.take()
+            self.transitions += 1
+            # The given one may have been in use when it began again: it stays without transitions.
+            known = self._state(state.text, state.found)
+            after = known[byte] = self._state(text, found)
         return after
 
     def _may_go_on(self, text: bytes) -> bool:

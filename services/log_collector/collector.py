@@ -17,11 +17,12 @@ Every read adds time stamps to its bytes: those of the source, or the time of re
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import islice
 
 from libs.bus.port import Bus, BusError
@@ -42,9 +43,16 @@ from services.log_collector.domain import (
     Pace,
     Timestamp,
 )
-from services.log_collector.masks import RunMasks, masked, masked_whole
+from services.log_collector.masks import (
+    MASKED_BYTES_MIN,
+    RunMasks,
+    Turns,
+    mask_next,
+    masked_whole,
+    next_read_bytes,
+)
 from services.log_collector.sources.port import LogSource, ReadRequest, ReadResult, Stored
-from services.log_collector.state import READ_BYTES_MAX, SERVICE, Run, State, Tail, keys_of
+from services.log_collector.state import SERVICE, Run, State, Tail, keys_of
 from services.log_collector.store import OutputRow, RunRow
 
 # So many outputs are written to the archive and published at a time.
@@ -57,9 +65,6 @@ PUBLISH_LINE_SECONDS = 0.5
 KEEP_LINE_SECONDS_MIN, KEEP_LINE_SECONDS_MAX = 2.0, 60.0
 # A new leader repeats to the source what was collected in this time, for so many runs at most.
 REPEAT_WINDOW, REPEAT_MAX = timedelta(hours=1), 10_000
-# Masking what is read at once of an output takes so long at most, but for so few bytes.
-MASK_SECONDS_MAX = 0.05
-MASKED_BYTES_MIN = 65_536
 # So many time stamps at most are taken over of what a process before kept and did not record.
 TAKEN_OVER_MAX = 65_536
 
@@ -108,6 +113,7 @@ class Collector:
     new_runs: dict[Run, RunRow] = field(default_factory=dict)
     # Where the source does not mask secrets.
     masks: RunMasks | None = None
+    turns: Turns = field(default_factory=Turns)
     known: dict[Run, dict[int, OutputRow]] = field(default_factory=dict)
     # How many segments of their outputs are sealed.
     sealed: dict[OutputKey, int] = field(default_factory=dict)
@@ -127,7 +133,7 @@ class Collector:
     async def lead(self, epoch: int) -> None:
         """Begin as a new leader: note what the database knows; the first step takes it up."""
         self.state.clear()
-        self.epoch = epoch
+        self.epoch, self.turns = epoch, Turns()
         # A disk that refuses now is met again, and waited for, at the first write.
         with contextlib.suppress(ArchiveError):
             await self.archive.admit(epoch)
@@ -227,13 +233,14 @@ class Collector:
                 key, tail.timestamps, lambda each: each.offset < tail.size
             )
             # Where that is in the source is not known: rather too much comes again than too little.
-            tail.skipped, tail.last = 0, b""
+            tail.skipped, tail.last, tail.may_begin_within = 0, b"", True
         return tail
 
     async def _recover(self, tails: Sequence[Tail], sizes: Mapping[OutputKey, int]) -> set[Run]:
         """Cut the kept copies to the recorded sizes, and continue from there.
 
-        Where the source cannot give the bytes beyond again, they are the only copy and stay.
+        Where the source cannot give the bytes beyond again, they are the only copy and stay. With
+        masks in them they do not tell a place in the source: they count once nothing can follow.
         Returns the runs of which that is not known yet.
         """
         beyond = [tail for tail in tails if sizes[tail.key] > tail.recorded]
@@ -248,6 +255,8 @@ class Collector:
                 )
             elif may_wait and (result is None or result.unsure or result.problem):
                 waiting.add((tail.key.task_id, tail.key.attempt))
+            elif self.masks is not None:
+                tail.unrecorded_size = sizes[tail.key]
             else:
                 await self._take_over(tail, sizes[tail.key])
         return waiting
@@ -263,7 +272,7 @@ class Collector:
             good = domain.stamped(tail.size, size - tail.size, (), tail.written_at, now)
             await self.archive.write([Write(tail.key, size, b"", good, number)], epoch=self.epoch)
         tail.timestamps, tail.written_at = number + len(good), good[-1].at
-        tail.size, tail.last = size, b""
+        tail.size, tail.last, tail.unrecorded_size = size, b"", 0
 
     async def _remember_last(self, tail: Tail) -> None:
         """Read the end of what is kept, where the process before left it."""
@@ -286,19 +295,10 @@ class Collector:
     async def _copy(self) -> bool:
         """Read new bytes, keep and publish them. Returns whether there is more to read at once."""
         tails = self.state.tails
+        self.turns.begin_pass()
         wanted = [tail for tail in tails.values() if not (tail.complete or tail.full)]
-        open_tails = [tail for tail in wanted if self._is_maskable(tail)]
-        bytes_max = self.bounds.read_bytes_max
-        requests = [
-            ReadRequest(
-                tail.address,
-                tail.source_offset + len(tail.line),
-                min(bytes_max, tail.read_bytes),
-                (tail.last + tail.line)[-LAST_BYTES:] if tail.line else tail.last,
-                sure=tail.exited_at is not None,
-            )
-            for tail in open_tails
-        ]
+        open_tails = self._in_turn([tail for tail in wanted if self._is_maskable(tail)])
+        requests = [self._request(tail) for tail in open_tails]
         answers: Sequence[ReadResult | None] = ()
         if requests:
             answers = await self.source.read(requests, self.bounds.pass_bytes_max)
@@ -308,11 +308,9 @@ class Collector:
             if result is not None
         ]
         fresh = [(tail, result) for tail, result in found if result.data]
-        # A batch at a time: live readers of the first outputs do not wait for the last one's disk.
-        rest = iter(fresh)
-        while batch := list(islice(rest, KEEP_OUTPUTS_MAX)):
-            await self._keep([(tail, _folded(tail, result)) for tail, result in batch])
+        kept = await self._keep_fresh(fresh)
         await self._keep_lines()
+        self.turns.begin()
         for tail, result in found:
             if tail.exited_at is not None or result.problem != tail.problem:
                 await self._check_end(tail, result)
@@ -323,11 +321,45 @@ class Collector:
             # Nothing is kept beyond the limit, so the exit is the end.
             if tail.full and tail.exited_at is not None:
                 self._end(tail)
-        for tail, _ in fresh:  # the next pass begins with the others
+        for tail in kept:  # the next pass begins with the others
             tails[tail.key] = tails.pop(tail.key)
-        return len(found) < len(open_tails) or any(
-            len(result.data) >= min(bytes_max, tail.read_bytes) for tail, result in fresh
+        return len(kept) < len(fresh) or any(
+            result is None or len(result.data) >= request.bytes_max
+            for request, result in zip(requests, answers, strict=True)
         )
+
+    def _in_turn(self, tails: Sequence[Tail]) -> Sequence[Tail]:
+        """Outputs in the order in which they are masked."""
+        if self.masks is None:
+            return tails
+        return sorted(tails, key=lambda tail: self.turns.spent(self._owner(tail)))
+
+    def _owner(self, tail: Tail) -> str:
+        return self.state.runs[_run_of(tail)].owner
+
+    def _request(self, tail: Tail) -> ReadRequest:
+        return ReadRequest(
+            tail.address,
+            tail.source_offset + len(tail.line),
+            min(self.bounds.read_bytes_max, tail.read_bytes),
+            (tail.last + tail.line)[-LAST_BYTES:] if tail.line else tail.last,
+            sure=tail.exited_at is not None,
+        )
+
+    async def _keep_fresh(self, fresh: Sequence[tuple[Tail, ReadResult]]) -> list[Tail]:
+        """Keep what was read, a batch at a time: live readers of the first outputs do not wait for
+        the last one's disk. Returns the outputs of which it is kept."""
+        for tail, _ in fresh:
+            if tail.unrecorded_size:
+                await self.archive.truncate(
+                    tail.key, tail.recorded, tail.timestamps, epoch=self.epoch
+                )
+                tail.unrecorded_size = 0
+        kept: list[Tail] = []
+        rest = iter(fresh)
+        while batch := list(islice(rest, KEEP_OUTPUTS_MAX)):
+            kept += await self._keep([(tail, _folded(tail, result)) for tail, result in batch])
+        return kept
 
     def _is_maskable(self, tail: Tail) -> bool:
         """Whether its output may be read: its secrets are known, or masked by its source."""
@@ -337,28 +369,41 @@ class Collector:
         if forms is None:
             return False
         # What the process before kept may end within a value, of which the mask is there.
-        tail.masker = Masker(forms, resumed=tail.kept.endswith(MASK))
+        resumed = tail.may_begin_within or tail.kept.endswith(MASK)
+        tail.masker = Masker(forms, resumed=resumed)
+        tail.read_bytes = MASKED_BYTES_MIN
         return True
 
-    def _masked(self, tail: Tail, new: Folded, *, ends: bool) -> tuple[Folded, Masker | None]:
-        """New output with its secrets masked, and what goes on masking once it is kept. Of output
-        with which that takes long less is read at once, so that the others do not wait for it."""
-        if tail.masker is None:
-            return new, None
-        masker, begin = tail.masker.copy(), time.thread_time()
-        result = masked(masker, new, ends=ends)
-        if time.thread_time() - begin > MASK_SECONDS_MAX:
-            tail.read_bytes = max(MASKED_BYTES_MIN, len(new.source) // 2)
-        elif tail.read_bytes < READ_BYTES_MAX:
-            tail.read_bytes *= 2
-        return result, masker
+    async def _masked(
+        self, fresh: Sequence[tuple[Tail, Folded]], *, ends: bool
+    ) -> Sequence[tuple[Folded, Masker | None] | None]:
+        """New output with its secrets masked, and what goes on masking once it is kept; None for
+        what has to wait. Of output with which that takes long less is read at once."""
+        if self.masks is None:
+            return [(new, None) for _, new in fresh]
+        parts = [
+            (self._owner(tail), partial(mask_next, tail.masker, new, ends=ends))
+            for tail, new in fresh
+        ]
+        results = await asyncio.to_thread(self.turns.work, parts)
+        for (tail, new), result in zip(fresh, results, strict=True):
+            if result is not None:
+                tail.read_bytes = next_read_bytes(tail.read_bytes, len(new.source), result[1])
+        return [result and result[0] for result in results]
 
-    async def _keep(self, fresh: Sequence[tuple[Tail, Folded]], *, ends: bool = False) -> None:
+    async def _keep(
+        self, fresh: Sequence[tuple[Tail, Folded]], *, ends: bool = False
+    ) -> list[Tail]:
+        """Keep and publish what is new of some outputs. Returns these, but for those that have to
+        wait until they are masked."""
         now = self.clock.now()
         stored: list[PendingWrite] = []
         maskers: list[Masker | None] = []
-        for tail, folded in fresh:
-            new, masker = self._masked(tail, folded, ends=ends)
+        results = await self._masked(fresh, ends=ends)
+        for (tail, _), result in zip(fresh, results, strict=True):
+            if result is None:
+                continue
+            new, masker = result
             kept, full = domain.keep(tail.size, new.data, self.bounds.output_bytes_max)
             stored.append(PendingWrite(tail, new, kept, full, now))
             maskers.append(masker)
@@ -384,11 +429,13 @@ class Collector:
         if self.state.unrecorded_bytes >= self.bounds.record_bytes:
             self.record.set()
         await self._publish(stored, now)
+        return [each.tail for each in stored]
 
     async def _keep_lines(self) -> None:
         """Keep states of lines that have been rewritten for long, and publish those of others."""
         now = self.clock.now()
         due: list[Tail] = []
+        shown: list[Tail] = []
         for tail in self.state.tails.values():
             if tail.full or domain.RETURN not in tail.line:
                 # It does not go on as a line that is rewritten: it may be the beginning of a
@@ -407,15 +454,29 @@ class Collector:
                 published_at is None
                 or not 0 <= (now - published_at).total_seconds() < PUBLISH_LINE_SECONDS
             ):
-                tail.line_published, tail.line_published_at = tail.line, now
-                await self._send(_line_chunk(tail, self._shown_line(tail), now))
+                shown.append(tail)
+        shown.sort(key=lambda tail: tail.line_published_at or domain.NEVER)
+        await self._show_lines(self._in_turn(shown), now)
         if due:
-            await self._keep([(tail, Folded(tail.line, tail.line)) for tail in due])
+            self.turns.begin()
+            await self._keep([(tail, Folded(tail.line, tail.line)) for tail in self._in_turn(due)])
 
-    def _shown_line(self, tail: Tail) -> bytes:
-        """The state of a line, for live readers."""
-        forms = self.masks.forms_of(_run_of(tail)) if self.masks is not None else None
-        return masked_whole(forms, tail.line) if forms else tail.line
+    async def _show_lines(self, tails: Sequence[Tail], now: datetime) -> None:
+        """Publish the states of lines to live readers, as far as there is time to mask them."""
+        lines: Sequence[bytes | None] = [tail.line for tail in tails]
+        if self.masks is not None and tails:
+            parts = [
+                (self._owner(tail), partial(masked_whole, self.masks.forms_of(run), tail.line))
+                for tail in tails
+                for run in (_run_of(tail),)
+            ]
+            self.turns.begin()
+            results = await asyncio.to_thread(self.turns.work, parts)
+            lines = [result and result[0] for result in results]
+        for tail, line in zip(tails, lines, strict=True):
+            if line is not None:
+                tail.line_published, tail.line_published_at = tail.line, now
+                await self._send(_line_chunk(tail, line, now))
 
     async def _check_end(self, tail: Tail, result: ReadResult) -> None:
         """Nothing new after the exit is the end; what cannot be read is waited for, but not for
@@ -437,16 +498,29 @@ class Collector:
             waited = self._waited(max(tail.exited_at, tail.opened_at))
             if waited < self.bounds.unreadable_seconds_max and not result.lost:
                 return
+            await self._keep_unrecorded(tail)
+            line = domain.gap_line(result.problem or "its source did not answer")
+            # The former process may have written it and died before that was recorded.
+            end = line[-LAST_BYTES:]
+            if not (tail.last.endswith(end) or tail.kept.endswith(end)):
+                new = Folded(tail.line + line, tail.line + line)
+                if not await self._keep([(tail, new)], ends=True):
+                    return
             self.log.error(
                 "output is given up", task=key.task_id, attempt=key.attempt, rank=key.rank
             )
-            line = domain.gap_line(result.problem or "its source did not answer")
-            # The former process may have written it and died before that was recorded.
-            if not tail.last.endswith(line[-LAST_BYTES:]):
-                await self._keep([(tail, Folded(tail.line + line, tail.line + line))], ends=True)
         elif tail.line:
-            await self._keep([(tail, Folded(tail.line, tail.line))], ends=True)
+            if not await self._keep([(tail, Folded(tail.line, tail.line))], ends=True):
+                return
+        else:
+            await self._keep_unrecorded(tail)
         self._end(tail)
+
+    async def _keep_unrecorded(self, tail: Tail) -> None:
+        """Nothing follows, so what the process before kept and did not record can stay."""
+        if tail.unrecorded_size:
+            await self._take_over(tail, tail.unrecorded_size)
+            await self._remember_last(tail)
 
     def _end(self, tail: Tail) -> None:
         if not tail.complete:

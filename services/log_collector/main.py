@@ -42,7 +42,9 @@ def build(
     archive = archive or archive_of(settings, ports)
     source = source or source_of(settings)
     state, record, seal, plain, ended = State(), Wake(), Wake(), Wake(), asyncio.Lock()
-    masks = RunMasks(ports.bus, state) if settings.source == "kubernetes" else None
+    masks: RunMasks | None = None
+    if settings.source == "kubernetes":
+        masks = RunMasks(ports.bus, state, ports.clock, settings.unreadable_seconds_max)
     collector = Collector(
         database=ports.store,
         bus=ports.bus,

@@ -49,6 +49,11 @@ class Tail:
     # The last bytes that were read from the source, and the last ones that were kept.
     last: bytes = b""
     kept: bytes = b""
+    # It is read from a place that may be within a secret.
+    may_begin_within: bool = False
+    # The archive has it up to here, from a process that did not record that; 0 if it has no more
+    # than ``size``.
+    unrecorded_size: int = 0
     # What masks the secrets in it; None if its source does, or they are not known yet.
     masker: Masker | None = None
     # So many bytes are read of it at once: fewer while masking takes long.

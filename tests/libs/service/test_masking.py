@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import json
 import time
 from collections.abc import Iterable
@@ -171,6 +172,29 @@ def test_an_automaton_forgets_what_it_knows_before_it_takes_much_memory(
         assert automaton.transitions <= 1000
     assert text.encode().endswith(state.text)
     assert len(state.text) > 3
+
+
+def test_all_automata_together_take_limited_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masking, "TRANSITIONS_MAX", 1000)
+    automata = [
+        Automaton([value.encode() + b"%d" % each for value in HOSTILE]) for each in range(5)
+    ]
+    maskers = [Masker(automaton.forms) for automaton in automata for _ in range(10)]
+    quiet = Masker((b"quiet-secret",))
+    quiet.feed(b"quiet-s")
+    for number, masker in enumerate(maskers):
+        masker.feed((HOSTILE[number][:-1] + "x").encode())
+        masker.feed(HOSTILE[number][:200].encode())
+    assert sum(each.transitions for each in masking._room.automata) <= 1000
+    states = [each for each in gc.get_objects() if isinstance(each, masking._State)]
+    # And those that the maskers are in, and the first of each automaton.
+    assert len(states) <= 1000 + len(maskers) + 2 * len(masking._room.automata)
+    # Whoever is in a state goes on in it, and one that takes little does not begin again.
+    assert quiet._automaton.transitions == len(b"quiet-s")
+    for number, masker in enumerate(maskers):
+        value = masker._forms[number]
+        masker.take_back()
+        assert masker.feed(value[:100]) + masker.feed(value[100:]) + masker.flush() == b"***"
 
 
 @given(FORMS, st.binary())

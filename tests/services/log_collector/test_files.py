@@ -104,6 +104,23 @@ async def test_the_space_that_is_left_is_checked_once_for_each_mebibyte(
     assert sum(await archive.sizes([key_of(rank) for rank in range(50)])) < 4 * len(data)
 
 
+async def test_the_space_that_is_left_is_checked_again_within_a_batch_of_small_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks = 0
+
+    def spare_problem(place: int | str) -> str:
+        nonlocal checks
+        checks += 1
+        return "" if checks <= 2 else "no space left"
+
+    monkeypatch.setattr(files, "spare_problem", spare_problem)
+    archive, data = FileArchive(tmp_path / "logs"), bytes(files.SPACE_CHECK_BYTES // 8)
+    with pytest.raises(ArchiveError, match="no space left"):
+        await archive.write([Write(key_of(rank), 0, data) for rank in range(50)], epoch=0)
+    assert sum(await archive.sizes([key_of(rank) for rank in range(50)])) == 16 * len(data)
+
+
 async def test_a_read_takes_memory_for_what_is_there(tmp_path: Path) -> None:
     path = output_path(tmp_path, address())
     path.parent.mkdir(parents=True)
