@@ -201,9 +201,7 @@ class Automaton:
         with _room.lock:
             _room.take()
             self.transitions += 1
-            # The given one may have been in use when it began again: it stays without transitions.
-            known = self._state(state.text, state.found)
-            after = known[byte] = self._state(text, found)
+            after = state[byte] = self._state(text, found)
         return after
 
     def _may_go_on(self, text: bytes) -> bool:

@@ -42,9 +42,7 @@ def build(
     archive = archive or archive_of(settings, ports)
     source = source or source_of(settings)
     state, record, seal, plain, ended = State(), Wake(), Wake(), Wake(), asyncio.Lock()
-    masks: RunMasks | None = None
-    if settings.source == "kubernetes":
-        masks = RunMasks(ports.bus, state, ports.clock, settings.unreadable_seconds_max)
+    masks = masks_of(settings, ports, state)
     collector = Collector(
         database=ports.store,
         bus=ports.bus,
@@ -109,6 +107,13 @@ def build(
         on_lead=collector.lead,
         tasks=source.tasks(),
     )
+
+
+def masks_of(settings: LogCollectorSettings, ports: Ports, state: State) -> RunMasks | None:
+    """What masks secrets; None where the source does."""
+    if settings.source != "kubernetes":
+        return None
+    return RunMasks(ports.bus, state, ports.clock, settings.unreadable_seconds_max)
 
 
 def plain_loops(

@@ -176,6 +176,7 @@ def test_an_automaton_forgets_what_it_knows_before_it_takes_much_memory(
 
 def test_all_automata_together_take_limited_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(masking, "TRANSITIONS_MAX", 1000)
+    gc.collect()  # those of other tests
     automata = [
         Automaton([value.encode() + b"%d" % each for value in HOSTILE]) for each in range(5)
     ]
