@@ -44,6 +44,8 @@ MORE: list[tuple[str, str, Any]] = [
     ),
     ("GET", f"/v1/login/cli?challenge={'c' * 43}", None),
 ]
+# What ends the credentials with which the requests are made.
+ENDINGS = {("DELETE", "/v1/tokens/{token}"), ("DELETE", "/v1/session")}
 # Ways to be limited: by time, by scopes, and by both.
 LIMITS: list[tuple[tuple[Scope, ...], int | None]] = [
     ((), HOUR),
@@ -66,6 +68,8 @@ class Made:
     tokens: dict[str, TokenRow]
     # Sessions, passwords, codes and accounts: whoever has one can do all that its user may.
     whole: dict[tuple[str, str], object]
+    # Sessions that were made with a token.
+    sessions: dict[str, SessionRow]
     # The role of each user.
     roles: dict[str, str]
 
@@ -73,16 +77,23 @@ class Made:
     def of(cls, harness: GatewayHarness) -> Made:
         """Read now."""
         tables = harness.database
-        kinds = (SessionRow, PasswordRow, LoginCodeRow, ExternalIdentityRow)
-        whole = {
+        kinds = (PasswordRow, LoginCodeRow, ExternalIdentityRow)
+        sessions = {str(key): row for key, row in tables.rows(TABLES, SessionRow).items()}
+        whole: dict[tuple[str, str], object] = {
+            ("SessionRow", key): row for key, row in sessions.items() if not row.token_id
+        }
+        whole |= {
             (kind.__name__, str(key)): row
             for kind in kinds
             for key, row in tables.rows(TABLES, kind).items()
         }
         roles = {row.name: row.role for row in tables.rows(TABLES, UserRow).values()}
-        return cls(dict(tables.rows(TABLES, TokenRow)), whole, roles)
+        of_tokens = {key: row for key, row in sessions.items() if row.token_id}
+        return cls(dict(tables.rows(TABLES, TokenRow)), whole, of_tokens, roles)
 
 
+# Every request of every route, with each limited token and with a session made of it.
+@pytest.mark.slow
 @pytest.mark.parametrize("role", [Role.USER, Role.ADMIN])
 @pytest.mark.parametrize(
     "harness",
@@ -110,21 +121,29 @@ async def test_no_request_with_a_limited_token_makes_a_credential_that_is_less_l
         before = Made.of(harness)
         until = at_or_none(before, token["id"])
         async with harness.client(token["token"]) as client:
+            csrf = (await client.post("/v1/session")).json()["csrf"]
+            cookies = client.cookies
+        async with harness.client(token["token"]) as client, harness.client(None) as browser:
+            # A session that was made with the token is no way around its limits.
+            browser.cookies, browser.headers[CSRF_HEADER] = cookies, csrf
             for method, path, body in requests:
                 # It would end what the others need.
-                if (method, path) == ("DELETE", "/v1/tokens/{token}"):
+                if (method, path) in ENDINGS:
                     continue
                 at_task = path.format(task=task["id"], token="none", session="none")
                 await client.request(method, at_task, json=body)
+                await browser.request(method, at_task, json=body)
+            assert (await browser.get("/v1/session")).status_code == 200
         after = Made.of(harness)
         assert after.whole == before.whole, (scopes, seconds)
         # A role is no credential: an administrator gives it with any token that changes people,
         # and it stays when the token is over.
         gives_roles = role is Role.ADMIN and (not scopes or Scope.PEOPLE in scopes)
         assert gives_roles or after.roles == before.roles, (scopes, seconds)
-        for key, row in after.tokens.items():
-            if key in before.tokens:
-                continue
+        made_now = [row for key, row in after.tokens.items() if key not in before.tokens]
+        sessions = [row for key, row in after.sessions.items() if key not in before.sessions]
+        assert sessions
+        for row in (*made_now, *sessions):
             assert not scopes or (row.scopes and {*row.scopes} <= {*scopes, Scope.READ}), scopes
             assert until is None or (row.expires_at is not None and row.expires_at <= until)
     # The tokens made some, so that the test above is about something.
