@@ -108,4 +108,5 @@ def test_what_the_launcher_shows_in_kubernetes_is_declared_where_it_is_counted()
         "shiftwork_launcher_kube_calls_total",
         "shiftwork_launcher_kube_lists_total",
         "shiftwork_launcher_kube_watch_events_total",
+        "shiftwork_launcher_node_agent_failures_total",
     }

@@ -204,7 +204,7 @@ DEFECTS = {
         bend=bends.calm_people,
     ),
     "former leaders write": Planted(
-        planted.former_leaders_write, "output_has_its_times", 107, bend=bends.deposed_collectors
+        planted.former_leaders_write, "output_has_its_times", 315, bend=bends.deposed_collectors
     ),
     "times follow the clock": Planted(planted.times_follow_the_clock, "output_has_its_times", 75),
     "inventories by time": Planted(planted.inventories_by_time, "nodes_and_limits_agree", 16),
