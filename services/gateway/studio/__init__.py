@@ -19,7 +19,7 @@ PAGE = "/index.html"
 # Names below it contain a hash of the content.
 ASSETS = "/assets/"
 # What belongs to programs: nobody finds the studio there.
-OTHERS = ("/v1", "/docs", "/hai")
+OTHERS = ("/v1", "/docs")
 # No exceptions: nothing inlined, nothing from another host, and no other page around it.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"

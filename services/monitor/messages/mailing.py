@@ -270,8 +270,8 @@ class Mailing:
     async def _wait_for_gateway(
         self, tx: Tx, owner: str, rows: Sequence[MessageRow], problem: str
     ) -> None:
-        """Hold back a person of whom the gateway does not say what may be sent. No try is used
-        up."""
+        """Hold back a person of whom the gateway does not say what may be sent. That counts
+        as no try."""
         tx.put(*(replace(row, problem=problem) for row in rows))
         box = await self._box(tx, owner)
         held_until = tx.now + timedelta(seconds=UNKNOWN_PAUSE_SECONDS)

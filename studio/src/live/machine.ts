@@ -2,7 +2,7 @@
 //
 // Position is truth. A snapshot describes the event log up to a position; events behind it are
 // applied in order, and what is at or below the position is dropped. If the log no longer goes back
-// so far, or was rebuilt, everything is read anew and what is shown meanwhile is marked as stale.
+// so far, or was rebuilt, everything is read again, and what is shown meanwhile is marked as stale.
 
 export type Phase = "reading" | "connecting" | "following" | "waiting" | "ended";
 

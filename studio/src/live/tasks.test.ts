@@ -37,7 +37,7 @@ it("is the same object if an event changes nothing that is shown", () => {
   expect(applied(TASK, event("run.listened", {}))).toBe(TASK);
 });
 
-it("offers what a task may be told now", () => {
+it("offers the commands that a task takes now", () => {
   expect(goalsOf(TASK)).toEqual(["pause", "stop"]);
   expect(goalsOf({ ...TASK, goal: "pause" })).toEqual(["run", "stop"]);
   expect(goalsOf({ ...TASK, goal: "stop" })).toEqual([]);
