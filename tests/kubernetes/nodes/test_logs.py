@@ -79,6 +79,36 @@ async def test_a_live_reader_misses_nothing_while_the_collector_is_replaced(
     assert await kept(platform, task_id) == counted(lines)
 
 
+async def test_the_secrets_that_a_pod_prints_are_masked_while_the_collector_is_replaced(
+    platform: Platform,
+) -> None:
+    secret, lines = "hf_Zq3vT8xLw2Rk9pQ", 1200
+    printing = (
+        f"i=0; while [ $i -lt {lines} ]; do echo token $HF_TOKEN line $i; i=$((i+1)); sleep 0.004;"
+        " done; echo it failed with $HF_TOKEN >/dev/termination-log; exit 3"
+    )
+    task_id = await platform.submit(
+        "secretive", ["sh", "-c", printing], gpus_per_node=0, env={"HF_TOKEN": secret}
+    )
+    await platform.until_logged(task_id, "token *** line 100")
+    await platform.kube.kill_pods(platform.namespace, COLLECTOR)
+
+    async def shown() -> dict[str, Any]:
+        found: dict[str, Any] = await platform.request("GET", f"/v1/tasks/{task_id}")
+        return found
+
+    task = await platform.wait(
+        shown, lambda found: found["state"] in TERMINAL_WORDS, "it has ended", seconds=90
+    )
+    await platform.until_logged(task_id, f"token *** line {lines - 1}")
+    assert await kept(platform, task_id) == [f"token *** line {number}" for number in range(lines)]
+    # What the program says when it ends is in the facts about the run.
+    runs = await platform.request("GET", f"/v1/tasks/{task_id}/runs")
+    said = json.dumps([task["exit"], task["reason"], runs])
+    assert secret not in said
+    assert "it failed with ***" in said
+
+
 async def test_rotated_output_is_complete(platform: Platform) -> None:
     lines = ROTATED_BYTES // LINE_BYTES
     script = (
